@@ -1,0 +1,68 @@
+"""The host form of a weight: what every file format is read into and every backend builds its own arrays from.
+
+Knows nothing of files or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+DenseDtype = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """``data`` has the tensor's shape; for bfloat16 it holds the raw bits as uint16."""
+
+    data: NDArray[np.generic]
+    dtype: DenseDtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+
+@dataclass(frozen=True, slots=True)
+class AffineTensor:
+    """Quantised rows: w[n, k] = scales[n, k // group_size] * q[n, k] + biases[n, k // group_size].
+
+    ``packed`` is MLX's layout: uint32 words, element k of a row in bits [k * bits, (k + 1) * bits) of the row's
+    little-endian bit string. Shapes: packed [..., N, K * bits / 32]; scales and biases [..., N, K / group_size].
+    """
+
+    packed: NDArray[np.uint32]
+    scales: DenseTensor
+    biases: DenseTensor
+    bits: int
+    group_size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.packed.shape[:-1], self.packed.shape[-1] * 32 // self.bits)
+
+
+HostTensor = DenseTensor | AffineTensor
+
+
+class TensorSource(Protocol):
+    """The tensors of one checkpoint, by Hugging Face name. Reading may touch the disk; nothing is kept."""
+
+    @property
+    def quantization(self) -> str:
+        """A word for people: "none", "q4_1", "int4"."""
+        ...
+
+    def names(self) -> Collection[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Logical shape, without reading the data."""
+        ...
+
+    def read(self, name: str) -> HostTensor:
+        """Raises CheckpointError naming the tensor when it is missing or its bytes are not all there."""
+        ...
