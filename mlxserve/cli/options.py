@@ -1,0 +1,81 @@
+"""The flags that several commands share, and the settings made of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import get_args
+
+from mlxserve.config import (
+    BackendName,
+    DtypeName,
+    EngineConfig,
+    ModelConfig,
+    SchedulePolicy,
+    model_from_environment,
+)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --backend and --dtype."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        metavar="M",
+        default=model_from_environment(),
+        help="smollm2-135m, a directory in Hugging Face form, or a .gguf file (default: $MLXSERVE_MODEL or smollm2-135m)",
+    )
+    group.add_argument(
+        "--backend", choices=get_args(BackendName), default="auto", help="auto: mlx on Apple Silicon, else torch"
+    )
+    group.add_argument(
+        "--dtype",
+        choices=get_args(DtypeName),
+        default="auto",
+        help="of activations and the KV cache; auto: float32 on CPUs, the checkpoint's own on Metal",
+    )
+
+
+def model_config(args: argparse.Namespace) -> ModelConfig:
+    return ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype)
+
+
+_ENGINE_FLAGS: dict[str, tuple[type, str]] = {
+    "max_model_len": (int, "longest prompt and answer together, tokens (default: the model's, at most 8192)"),
+    "max_num_seqs": (int, "sequences computed together"),
+    "max_num_batched_tokens": (int, "tokens computed in one step"),
+    "prefill_chunk": (int, "tokens of one prompt computed in one step"),
+    "block_size": (int, "tokens a KV block holds, a power of two"),
+    "kv_blocks": (int, "blocks in the KV pool (default: from --memory-utilization)"),
+    "memory_utilization": (float, "share of the memory left by the weights that the KV pool may take"),
+}
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """The scheduler's and the KV pool's flags; their defaults are EngineConfig's."""
+    group = parser.add_argument_group("engine")
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    for name, (kind, text) in _ENGINE_FLAGS.items():
+        default = defaults[name]
+        shown = text if default is None else f"{text} (default: {default})"
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", default=default, help=shown)
+    group.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=defaults["prefix_caching"],
+        help="share the KV blocks of equal prompt beginnings (default: yes)",
+    )
+    group.add_argument(
+        "--schedule-policy",
+        choices=get_args(SchedulePolicy),
+        default=defaults["schedule_policy"],
+        help="fifo, or priority: by the request's priority, with aging",
+    )
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Raises ConfigError naming the flag that is out of range."""
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    return EngineConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
