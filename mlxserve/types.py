@@ -187,3 +187,31 @@ class Stats:
     batch_size_max: int
     steps_total: int
     last_step_age_s: float  # since the engine last stepped or, when idle, looked for work
+
+
+SequenceState = Literal["waiting", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """One unfinished sequence as an observer sees it. Lengths are in tokens."""
+
+    request_id: str
+    index: int  # choice
+    state: SequenceState
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, served by the prefix cache
+    computed_tokens: int  # whose KV is in the pool, cached ones included
+    generated_tokens: int
+    max_tokens: int | None
+    blocks: tuple[int, ...]  # its block table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the engine holds between two steps, for people to watch; taken on the engine's thread."""
+
+    stats: Stats
+    running: tuple[SequenceView, ...]
+    waiting: tuple[SequenceView, ...]  # the queue's first ones; stats.queue_depth counts all
+    blocks: bytes  # one byte a block: its refcount (at most 254), 0 when free, 255 when held by nobody but matchable
