@@ -1,0 +1,62 @@
+"""Arithmetic on host tensors: packing of small integers in MLX's layout, and the plain meaning of a tensor.
+
+Knows nothing of files or models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxserve.formats.tensors import DenseTensor, HostTensor
+
+
+def pack(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Packs [..., K] integers below 2**bits into [..., K * bits / 32] words; K * bits is a multiple of 32.
+
+    Element k takes bits [k * bits, (k + 1) * bits) of the row's little-endian bit string.
+    """
+    *lead, width = values.shape
+    assert width * bits % 32 == 0
+    if bits == 8:
+        return np.ascontiguousarray(values).view("<u4")
+    if bits in (2, 4):
+        per_byte = 8 // bits
+        parts = values.reshape(*lead, width // per_byte, per_byte)
+        packed = parts[..., 0].copy()
+        for i in range(1, per_byte):
+            packed |= parts[..., i] << np.uint8(i * bits)
+        return packed.view("<u4")
+    planes = np.unpackbits(values[..., None], axis=-1, count=bits, bitorder="little")
+    return np.packbits(planes.reshape(*lead, width * bits), axis=-1, bitorder="little").view("<u4")
+
+
+def unpack(packed: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """The inverse of ``pack``: [..., W] words to [..., W * 32 / bits] integers."""
+    raw = np.ascontiguousarray(packed).view(np.uint8)
+    *lead, width = raw.shape
+    if bits == 8:
+        return raw
+    if bits in (2, 4):
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        return ((raw[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*lead, width * 8 // bits)
+    planes = np.unpackbits(raw, axis=-1, bitorder="little").reshape(*lead, width * 8 // bits, bits)
+    return np.packbits(planes, axis=-1, bitorder="little")[..., 0]
+
+
+def to_float32(tensor: DenseTensor) -> NDArray[np.float32]:
+    """Exact: every supported dtype is a subset of float32."""
+    if tensor.dtype == "bfloat16":
+        return (tensor.data.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return tensor.data.astype(np.float32, copy=False)
+
+
+def dequantize(tensor: HostTensor) -> NDArray[np.float32]:
+    """The tensor's values; for a quantised one scale * q + bias, each operation rounded in float32."""
+    if isinstance(tensor, DenseTensor):
+        return to_float32(tensor)
+    scales, biases = to_float32(tensor.scales)[..., None], to_float32(tensor.biases)[..., None]
+    out = unpack(tensor.packed, tensor.bits).astype(np.float32).reshape(*scales.shape[:-1], tensor.group_size)
+    out *= scales
+    out += biases
+    return out.reshape(tensor.shape)
