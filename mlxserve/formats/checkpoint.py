@@ -6,6 +6,7 @@ Nothing in a model directory is ever executed, and no key of its config can ask 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -55,20 +56,20 @@ def open_checkpoint(model: str) -> Checkpoint:
     """
     if model == EMBEDDED_MODEL:
         return _from_gguf(embedded_model_path(), EMBEDDED_MODEL)
-    path = Path(model).expanduser()
+    path, shown = Path(os.path.expanduser(model)), repr(model[:200])
     try:
         is_directory, is_file = path.is_dir(), path.is_file()
-    except (OSError, ValueError) as error:  # a name that is too long, unreadable, or holds a NUL
-        raise CheckpointError(f"the model {model!r} cannot be opened: {error}") from error
+    except OSError as error:  # a name that is too long, or a place that may not be entered
+        raise CheckpointError(f"the model {shown} cannot be opened: {error.strerror}") from error
     if is_directory:
         return _from_directory(path)
     if not is_file:
         raise CheckpointError(
-            f"the model {model!r} is neither {EMBEDDED_MODEL!r}, nor a directory, nor a .gguf file that exists"
+            f"the model {shown} is neither {EMBEDDED_MODEL!r}, nor a directory, nor a .gguf file that exists"
         )
     if path.suffix.lower() == ".gguf":
         return _from_gguf(path, path.stem)
-    raise CheckpointError(f"the model {model!r} is a file, but not a .gguf; for other weights name their directory")
+    raise CheckpointError(f"the model {shown} is a file, but not a .gguf; for other weights name their directory")
 
 
 def embedded_model_path() -> Path:

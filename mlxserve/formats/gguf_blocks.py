@@ -87,8 +87,8 @@ def _nibbles(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
 
 def _with_zero(d: NDArray[np.float16], zero: int) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     """Scales and biases -zero * d: in float16 where the products are exact, else both in float32."""
-    exact = d.astype(np.float32) * np.float32(-zero)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a NaN is for ``decode`` to report
+        exact = d.astype(np.float32) * np.float32(-zero)
         short = exact.astype(np.float16)
     if np.array_equal(short, exact):
         return d.copy(), short

@@ -206,7 +206,7 @@ def _read_file(path: Path) -> dict[str, _Entry]:
 
 
 def _view(entry: _Entry, stored: str) -> NDArray[Any]:
-    view = np.frombuffer(entry.raw, dtype=stored).reshape(entry.shape)
+    view = entry.raw.view(stored).reshape(entry.shape)
     return view if view.flags.aligned else view.copy()
 
 
