@@ -92,6 +92,7 @@ class Request:
     priority: int = 0  # smaller is sooner, with --schedule-policy priority
     timeout_s: float | None = None  # from arrival; the choices that are not finished then end with "timeout"
     cache_report: bool = False
+    arrival_s: float | None = None  # time.monotonic() when the API received it; None: when it reaches the engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlxserve.types import Delta, Request, SamplingParams, Stats, TokenLogprob
+from mlxserve.types import Delta, FinishReason, Request, SamplingParams, Snapshot, Stats, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class PageCopy:
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """One step's tokens, flat: T tokens of S sequences, each sequence's tokens together and in order.
+    """One step's tokens, flat: T tokens of S sequences, each sequence's tokens together and in order. Arrays have
+    typecode "i" (32 bits).
 
     A decode is a chunk of one token. The block tables are the sequences' own, not copies: the runner reads
     all of the batch before ``forward`` returns, and changes none of it.
@@ -133,17 +134,17 @@ class Constraint(Protocol):
 
 
 class EngineCore(Protocol):
-    """The synchronous engine. One thread calls it."""
+    """The synchronous engine. One thread calls it; ``stats`` may be called from any."""
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises BadRequest when it can never run."""
         ...
 
     def abort(
-        self, request_id: str, index: int | None = None, keep: int | None = None, reason: str = "abort"
+        self, request_id: str, index: int | None = None, keep: int | None = None, reason: FinishReason = "abort"
     ) -> None:
         """Ends a request, or one choice of it. ``keep``: tokens of that choice that count (a stop string matched
-        there). Unknown or finished requests are ignored."""
+        there). Unknown or finished requests are ignored. The closing delta comes with the next step."""
         ...
 
     def step(self) -> list[Delta]:
@@ -153,6 +154,14 @@ class EngineCore(Protocol):
     def has_work(self) -> bool: ...
 
     def stats(self) -> Stats: ...
+
+    def snapshot(self) -> Snapshot:
+        """What is held between two steps."""
+        ...
+
+    def close(self) -> None:
+        """Ends the runner. Idempotent."""
+        ...
 
 
 class AsyncEngine(Protocol):
@@ -175,4 +184,8 @@ class AsyncEngine(Protocol):
 
     def healthy(self) -> str | None:
         """None when the engine stepped or answered in the last seconds, else why not."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """What the engine holds between two steps. Raises EngineUnavailable when it is down."""
         ...
