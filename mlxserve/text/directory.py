@@ -1,0 +1,96 @@
+"""Builds the tokenizer of a directory in Hugging Face form, as ``transformers`` would. Executes nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from mlxserve.errors import CheckpointError
+from mlxserve.formats.jsonfile import MAX_BYTES, read_json_if_present
+from mlxserve.text.sentencepiece import build_backend, read_model
+from mlxserve.text.tokenizer import Tokenizer, add_at_ends
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def build_tokenizer(path: Path, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
+    """From tokenizer.json or else tokenizer.model, with what tokenizer_config.json adds.
+
+    Raises CheckpointError naming the file that is missing or damaged.
+    """
+    config = read_json_if_present(path / "special_tokens_map.json") | read_json_if_present(
+        path / "tokenizer_config.json"
+    )
+    if (path / "tokenizer.json").is_file():
+        backend = _read_backend(path / "tokenizer.json")
+        roles: dict[str, str] = {}
+        add_bos = None
+    elif (path / "tokenizer.model").is_file():
+        backend, roles = _from_sentencepiece(path / "tokenizer.model", legacy=config.get("legacy") is not False)
+        add_bos = "bos_token" in roles
+    else:
+        raise CheckpointError(f"{path} has neither tokenizer.json nor tokenizer.model")
+    where = path / "tokenizer_config.json"
+    roles |= {role: text for role in _ROLES if (text := _text(config.get(role), where)) is not None}
+    _add_tokens(backend, config, roles.values(), where)
+    if "add_bos_token" in config or "add_eos_token" in config or add_bos is not None:
+        bos = roles.get("bos_token") if config.get("add_bos_token", add_bos) else None
+        add_at_ends(backend, bos, roles.get("eos_token") if config.get("add_eos_token") else None)
+    return Tokenizer(backend, roles, eos_token_ids)
+
+
+def _read_backend(file: Path) -> Backend:
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise CheckpointError(f"{file} has {size} bytes, but may have {MAX_BYTES}")
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # the package raises plain Exception for whatever is wrong with the file
+        raise CheckpointError(f"{file} is truncated, corrupt or not supported: {error}") from error
+
+
+def _from_sentencepiece(file: Path, legacy: bool) -> tuple[Backend, dict[str, str]]:
+    """``legacy`` tokenizers put a space before what follows a control token, not only before the text."""
+    model = read_model(file)
+    backend = build_backend(model.pieces, replace(model.rules, prefix_after_control=legacy))
+    return backend, {role: model.pieces[index].text for role, index in model.special_ids.items()}
+
+
+def _text(value: Any, where: Path) -> str | None:
+    """A special token: its text, or an object that holds it."""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    if text is not None and not isinstance(text, str):
+        raise CheckpointError(f"{where}: {value!r} is not a token")
+    return text
+
+
+def _add_tokens(backend: Backend, config: Mapping[str, Any], specials: Iterable[str], where: Path) -> None:
+    """The tokens that the configuration lists, in the order of their ids, and special ones it only names."""
+    listed = config.get("added_tokens_decoder") or {}
+    try:
+        tokens = [_added(listed[key]) for key in sorted(listed, key=int)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: added_tokens_decoder is not a list of tokens by id") from error
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    tokens = [token for token in tokens if repr(known.get(token.content)) != repr(token)]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        more = config.get(name) or []
+        specials = [*specials, *(more.values() if isinstance(more, Mapping) else more)]
+    contents = known.keys() | {token.content for token in tokens}
+    texts = [text for token in specials if (text := _text(token, where)) is not None and text not in contents]
+    tokens += [AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(texts)]
+    for token in tokens:
+        if token.special:
+            backend.add_special_tokens([token])
+        else:
+            backend.add_tokens([token])
+
+
+def _added(entry: Mapping[str, Any]) -> AddedToken:
+    flags = {name: bool(entry[name]) for name in _FLAGS if name in entry}
+    return AddedToken(entry["content"], **flags)
