@@ -1,0 +1,71 @@
+"""What the POST endpoints have in common: a bounded body, errors in OpenAI's shape, work that ends with its client.
+
+Knows nothing of what a body means.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from urllib.parse import quote
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from mlxserve.api.answers import Answer
+from mlxserve.api.exchange import ClientGone, read_body, send_error, send_json, until_gone
+from mlxserve.api.service import Service
+from mlxserve.errors import MlxserveError
+
+
+class PostEndpoint(ABC):
+    """An ASGI app. Its client may leave in any state; the work then is cancelled."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            raw = await read_body(scope, receive, self._service.settings.body_limit)
+        except ClientGone:
+            return
+        except MlxserveError as error:
+            await self._refuse(send, error)
+            return
+        await until_gone(receive, self._answer(raw, send))
+
+    @abstractmethod
+    async def _answer(self, raw: bytes, send: Send) -> None:
+        """Sends the whole answer, whatever it is."""
+
+    async def _refuse(self, send: Send, error: MlxserveError, headers: dict[str, str] | None = None) -> None:
+        self._service.recorder.answered_error(error.status)
+        await send_error(send, error, headers or {})
+
+    def _ignored(self, names: Sequence[str]) -> dict[str, str]:
+        """The header that reports unknown fields; each is logged once. Names are quoted as in a URL."""
+        if not names:
+            return {}
+        self._service.report_ignored(names)
+        shown = names[: self._service.settings.caps.ignored_fields]
+        return {"x-mlxserve-ignored": ", ".join(quote(name[:64], safe="") for name in shown)}
+
+
+class TextEndpoint(PostEndpoint):
+    """Answers with what one function makes of the body, in a thread of the pool."""
+
+    def __init__(self, service: Service, function: Callable[[Service, bytes], tuple[Answer, tuple[str, ...]]]) -> None:
+        super().__init__(service)
+        self._function = function
+
+    async def _answer(self, raw: bytes, send: Send) -> None:
+        try:
+            body, ignored = await self._service.offload(self._encoded, raw)
+        except MlxserveError as error:
+            await self._refuse(send, error)
+            return
+        await send_json(send, 200, body, self._ignored(ignored))
+
+    def _encoded(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:
+        answer, ignored = self._function(self._service, raw)
+        return msgspec.json.encode(answer), ignored

@@ -1,0 +1,110 @@
+"""Runs an app under uvicorn until a signal, then drains it.
+
+Knows nothing of what the app does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mlxserve.errors import ConfigError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BACKLOG = 2048
+_SWITCH_S = 0.001  # a thread that tokenises hands the interpreter back to the event loop after at most this
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ConfigError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError("--port", port, f"{host}:{port} cannot be listened on: {error.strerror}") from None
+
+
+def address(listening: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    on_drain: Callable[[], None] | None = None,
+    drain_s: int = 30,
+    listening: socket.socket | None = None,
+) -> None:
+    """Serves until SIGINT or SIGTERM, then ends what runs: no new connections, ``drain_s`` for the answers under way; a
+    second signal ends them at once. Returns after that, so that the caller's exit status is 0.
+
+    ``on_ready`` gets the real address once connections are accepted; ``on_drain`` ends what would never end by itself,
+    such as the streams of those who watch. ``listening``: a socket from ``bind``, taken
+    instead of host and port. Call it in the main thread.
+    """
+    listening = listening or bind(host, port)
+    sys.setswitchinterval(_SWITCH_S)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=drain_s,
+    )
+    url = address(listening)
+    server = _Server(config, lambda: on_ready and on_ready(url), on_drain)
+    gc.freeze()  # what is loaded by now stays: the collector need not walk it while requests run
+    server.run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, except that a signal which ends it is not raised again afterwards."""
+
+    def __init__(
+        self, config: uvicorn.Config, on_started: Callable[[], object], on_drain: Callable[[], None] | None
+    ) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._on_drain = on_drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_drain is not None:
+            self._on_drain()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
