@@ -1,8 +1,8 @@
 """Decode and prefill speed of the whole engine: scheduler, paged KV and greedy sampling included.
 
-``python -m bench.decode --json``: decode tokens/s at batch 1, 8 and 16 and the prefill of 512 tokens, smollm2-135m on the
-torch backend. ``--baseline`` measures transformers' ``generate`` on the same weights in float32, alternating in the same
-run. Medians over the rounds; the ratios are what carries over to another machine.
+``python -m bench.decode --json``: decode tokens/s at batch 1, 8 and 16 and the prefill of 512 tokens, smollm2-135m on
+the torch backend. ``--baseline`` measures transformers' ``generate`` on the same weights in float32, alternating in the
+same run. Medians over the rounds; the ratios are what carries over to another machine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import machine
 from mlxserve import LLM, SamplingParams
+from mlxserve.benchmark.machine import describe
 
 PROMPT_TOKENS = 64
 DECODE_TOKENS = 64
@@ -100,7 +100,7 @@ def measure(rounds: int, baseline: bool) -> dict[str, Any]:
         arm: {name: round(statistics.median(rates), 1) for name, rates in workloads.items()}
         for arm, workloads in samples.items()
     }
-    result: dict[str, Any] = {"machine": machine.describe(), "unit": "tokens/s", "rounds": rounds, "medians": medians}
+    result: dict[str, Any] = {"machine": describe(), "unit": "tokens/s", "rounds": rounds, "medians": medians}
     if baseline:
         ours, theirs = medians["mlxserve"], medians["transformers"]
         result["ratios"] = {name: round(ours[name] / theirs[name], 2) for name in ours}

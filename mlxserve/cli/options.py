@@ -23,7 +23,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="M",
         default=model_from_environment(),
-        help="smollm2-135m, a directory in Hugging Face form, or a .gguf file (default: $MLXSERVE_MODEL or smollm2-135m)",
+        help="smollm2-135m, a directory in Hugging Face form, or a .gguf file (default: $MLXSERVE_MODEL, smollm2-135m)",
     )
     group.add_argument(
         "--backend", choices=get_args(BackendName), default="auto", help="auto: mlx on Apple Silicon, else torch"
@@ -77,5 +77,3 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Raises ConfigError naming the flag that is out of range."""
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     return EngineConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-
-

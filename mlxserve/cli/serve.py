@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from tqdm import tqdm
+
+from mlxserve.api import server
+from mlxserve.api.app import create_app
+from mlxserve.api.settings import ApiSettings
+from mlxserve.api.web.live import Live
+from mlxserve.api.web.pages import web_routes
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
+from mlxserve.cli.startup import startup_plan
 from mlxserve.config import ServerConfig
-from mlxserve.llm import serve
+from mlxserve.engine.async_engine import ThreadedEngine
+from mlxserve.errors import ConfigError
+from mlxserve.llm import Progress, assemble
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +31,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", default=[], help="further names that requests may call it by"
     )
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="ask requests for one of the keys in it")
+    group.add_argument("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
     add_model_options(parser)
     add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    server = ServerConfig(host=args.host, port=args.port, served_model_names=tuple(args.served_model_name))
-    return serve(model_config(args), engine_config(args), server)
+    config = ServerConfig(host=args.host, port=args.port, served_model_names=tuple(args.served_model_name))
+    keys = _read_keys(args.api_key_file)
+    engine_settings = engine_config(args)
+    listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
+    with loading_bar() as progress:
+        parts = assemble(model_config(args), engine_settings, progress)
+    engine = ThreadedEngine(parts.core)
+    engine.start()
+    settings = ApiSettings(
+        served_names=(parts.info.name, *config.served_model_names), strict=args.strict, api_keys=keys
+    )
+    live = Live(engine, parts.info)
+    app = create_app(engine, parts.text, parts.info, settings, pages=web_routes(live))
+    try:
+        server.serve(
+            app,
+            config.host,
+            config.port,
+            listening=listening,
+            on_ready=lambda url: print("\n".join([*startup_plan(parts), f"address          {url}"]), flush=True),
+            on_drain=live.close,
+        )
+    finally:
+        engine.shutdown()
+    return 0
+
+
+def _read_keys(path: Path | None) -> tuple[str, ...]:
+    """The lines of a key file. Raises ConfigError when there is no key in it."""
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--api-key-file", path, f"cannot be read: {error}") from None
+    if not keys:
+        raise ConfigError("--api-key-file", path, "holds no key")
+    return keys
+
+
+@contextmanager
+def loading_bar() -> Iterator[Progress]:
+    """Shows on a terminal how far the weights have been read."""
+    with tqdm(desc="loading weights", unit="tensor", leave=False, disable=None, file=sys.stderr) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress

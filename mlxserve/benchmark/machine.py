@@ -1,4 +1,4 @@
-"""What a measurement was made on: the description that goes into every result."""
+"""The machine a measurement was made on: the description that goes into every result."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import os
 import platform
 from pathlib import Path
 
-PACKAGES = ("mlxserve", "torch", "mlx", "transformers", "mlx-lm", "llama-cpp-python", "tokenizers", "numpy")
-
 
 def describe() -> dict[str, object]:
     """Processor, cores, memory, system and the versions of what was measured."""
+    versions = {}
+    for package in ("mlxserve", "torch", "mlx", "mlx-lm", "transformers", "llama-cpp-python"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": versions,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

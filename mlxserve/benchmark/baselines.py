@@ -1,0 +1,138 @@
+"""Other engines on the same prompts, weights and token counts, each through its own public interface.
+
+Every runner takes the workload and returns what ``arms.ArmResult`` needs but the peak memory. All generate exactly
+``max_tokens`` tokens a prompt, greedily.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlxserve.benchmark.arms import Workload
+from mlxserve.benchmark.prompts import instructions
+from mlxserve.benchmark.summary import RequestRecord
+from mlxserve.config import EngineConfig
+from mlxserve.formats.checkpoint import open_checkpoint
+from mlxserve.text.load import load_text
+
+
+def _prompts(model: str, count: int) -> list[list[int]]:
+    checkpoint = open_checkpoint(model)
+    text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
+    return [text.chat_prompt(one.messages()) for one in instructions(count)]
+
+
+def run_transformers(
+    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """``generate`` over static batches of --max-num-seqs prompts, padded on the left. A whole batch's tokens come
+    together, so there is no time to first token."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = open_checkpoint(workload.model).path
+    source = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    model = AutoModelForCausalLM.from_pretrained(path.parent if source else path, **source, dtype=torch.float32).eval()
+    prompts = _prompts(workload.model, workload.num_prompts)
+
+    def generate(batch: list[list[int]], tokens: int) -> int:
+        width = max(map(len, batch))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
+        with torch.inference_mode():
+            model.generate(
+                ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+            )
+        return width * len(batch) - sum(map(len, batch))
+
+    generate(prompts[:1], 2)
+    start = time.perf_counter()
+    records, padded = [], 0
+    for first in range(0, len(prompts), engine.max_num_seqs):
+        batch = prompts[first : first + engine.max_num_seqs]
+        padded += generate(batch, workload.max_tokens)
+        end = time.perf_counter() - start
+        records += [
+            RequestRecord(end_s=end, prompt_tokens=len(prompt), output_tokens=workload.max_tokens) for prompt in batch
+        ]
+        progress(len(batch))
+    duration = time.perf_counter() - start
+    return {"records": records, "duration_s": duration, "padded_tokens": padded, "details": {"dtype": "float32"}}
+
+
+def run_mlx_lm(
+    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """mlx-lm's own continuous batching, over a directory in Hugging Face form."""
+    from mlx_lm.generate import BatchGenerator
+    from mlx_lm.utils import load
+
+    model, _ = load(str(open_checkpoint(workload.model).path))[:2]
+    prompts = _prompts(workload.model, workload.num_prompts)
+
+    def generate(batch: list[list[int]], tokens: int, seen: Callable[[Any], None]) -> None:
+        generator = BatchGenerator(model, max_tokens=tokens, completion_batch_size=engine.max_num_seqs)
+        generator.insert(batch)
+        left = len(batch)
+        while left:
+            _, responses = generator.next()
+            for response in responses:
+                seen(response)
+                left -= response.finish_reason is not None
+        generator.close()
+
+    generate(prompts[:1], 2, lambda response: None)
+    start = time.perf_counter()
+    records = [RequestRecord(prompt_tokens=len(prompt)) for prompt in prompts]
+    uids: dict[int, RequestRecord] = {}
+
+    def seen(response: Any) -> None:
+        record = uids.setdefault(response.uid, records[len(uids)])
+        now = time.perf_counter() - start
+        record.first_token_s = record.first_token_s or now
+        record.output_tokens += 1
+        if response.finish_reason is not None:
+            record.end_s = now
+            progress(1)
+
+    generate(prompts, workload.max_tokens, seen)
+    duration = time.perf_counter() - start
+    return {"records": records, "duration_s": duration, "padded_tokens": None, "details": {}}
+
+
+def run_llama_cpp(
+    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """``llama_decode`` over batches of --max-num-seqs sequences; a finished one's place is taken by the next prompt."""
+    from mlxserve.benchmark.llama_cpp import LlamaCpp
+
+    prompts = _prompts(workload.model, workload.num_prompts)
+    with LlamaCpp(open_checkpoint(workload.model).path, engine.max_num_seqs, max(map(len, prompts)) + 256) as llama:
+        llama.start(0, prompts[0][:8])
+        llama.drop(0)
+        records = [RequestRecord(prompt_tokens=len(prompt)) for prompt in prompts]
+        waiting = list(range(len(prompts)))[::-1]
+        running: dict[int, tuple[int, int]] = {}  # sequence -> (prompt, last token)
+        start = time.perf_counter()
+        while waiting or running:
+            for sequence in set(range(engine.max_num_seqs)) - set(running):
+                if waiting:
+                    number = waiting.pop()
+                    running[sequence] = (number, llama.start(sequence, prompts[number]))
+                    records[number].first_token_s = time.perf_counter() - start
+                    records[number].output_tokens = 1
+            tokens = llama.step({sequence: token for sequence, (_, token) in running.items()})
+            for sequence, token in tokens.items():
+                record = records[running[sequence][0]]
+                record.output_tokens += 1
+                running[sequence] = (running[sequence][0], token)
+                if record.output_tokens >= workload.max_tokens:
+                    record.end_s = time.perf_counter() - start
+                    del running[sequence]
+                    llama.drop(sequence)
+                    progress(1)
+        duration = time.perf_counter() - start
+    details: dict[str, Any] = {}
+    return {"records": records, "duration_s": duration, "padded_tokens": 0, "details": details}

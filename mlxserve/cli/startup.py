@@ -1,0 +1,23 @@
+"""The short plan that a server prints before it takes requests."""
+
+from __future__ import annotations
+
+from mlxserve.llm import Assembly
+
+_KIB, _MIB = 2**10, 2**20
+
+
+def startup_plan(parts: Assembly) -> list[str]:
+    """What was loaded and how much memory the KV pool may take, a line each."""
+    info, spec = parts.info, parts.model.spec
+    block_bytes = parts.backend.bytes_per_block(spec, info.block_size)
+    pool_tokens = info.num_blocks * info.block_size
+    per_token, per_block = block_bytes / info.block_size / _KIB, block_bytes / _MIB
+    return [
+        f"model            {info.name}, {len(spec.layers)} layers, quantisation {info.quantization}",
+        f"backend          {info.backend}, {info.dtype}",
+        f"weights          {parts.model.weight_bytes / _MIB:.0f} MiB",
+        f"KV               {per_token:.1f} KiB a token, {per_block:.2f} MiB a block of {info.block_size}",
+        f"KV pool          {info.num_blocks} blocks, {pool_tokens} tokens, up to {info.num_blocks * per_block:.0f} MiB",
+        f"longest context  {min(info.max_model_len, pool_tokens)} tokens",
+    ]

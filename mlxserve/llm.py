@@ -1,0 +1,230 @@
+"""The composition root, and the offline Python API.
+
+The one place that puts a checkpoint, a backend, the engine and the text side together; it decides nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from mlxserve.backends import get_backend
+from mlxserve.backends.base import Backend
+from mlxserve.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, ModelConfig, model_from_environment
+from mlxserve.engine.core import Engine
+from mlxserve.errors import ConfigError, GenerationFailed
+from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
+from mlxserve.loader import LoadedModel, load_model
+from mlxserve.runner import Runner
+from mlxserve.text.load import load_text
+from mlxserve.text.processor import TextProcessor
+from mlxserve.types import Delta, FinishReason, ModelInfo, Request, SamplingParams, TokenLogprob, Usage
+
+Progress = Callable[[int, int], None]  # tensors read so far, tensors in all
+Prompt = str | Sequence[int]
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One choice of one prompt."""
+
+    prompt_index: int
+    index: int  # of the choice, below n
+    text: str
+    token_ids: tuple[int, ...]  # with the end-of-sequence or stop token, which is not in the text
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded model behind an engine, with its text side."""
+
+    checkpoint: Checkpoint
+    model: LoadedModel
+    backend: Backend
+    runner: Runner
+    core: Engine
+    text: TextProcessor
+    info: ModelInfo
+
+
+def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> Assembly:
+    """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
+    checkpoint = open_checkpoint(model.model)
+    text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
+    backend = get_backend(model.backend, model.dtype)
+    loaded = load_model(checkpoint, backend, progress)
+    length = _max_model_len(engine, loaded.spec.max_position)
+    runner = Runner(loaded, backend, engine, length)
+    core = Engine(
+        runner,
+        engine,
+        eos_token_ids=checkpoint.eos_token_ids,
+        max_model_len=length,
+        vocab_size=loaded.spec.vocab,
+    )
+    info = ModelInfo(
+        name=checkpoint.name,
+        quantization=checkpoint.source.quantization,
+        backend=backend.name,
+        dtype=backend.dtype,
+        vocab_size=loaded.spec.vocab,
+        max_model_len=length,
+        block_size=engine.block_size,
+        num_blocks=runner.num_blocks,
+        max_num_seqs=engine.max_num_seqs,
+        eos_token_ids=checkpoint.eos_token_ids,
+        default_sampling=_default_sampling(checkpoint.generation_config),
+    )
+    return Assembly(checkpoint, loaded, backend, runner, core, text, info)
+
+
+def _max_model_len(engine: EngineConfig, longest: int) -> int:
+    if engine.max_model_len is None:
+        return min(longest, DEFAULT_MAX_MODEL_LEN)
+    if engine.max_model_len > longest:
+        raise ConfigError("--max-model-len", engine.max_model_len, f"this model takes at most {longest} tokens")
+    return engine.max_model_len
+
+
+def _default_sampling(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """What the model's authors recommend, where generation_config.json says so."""
+    return {
+        name: generation_config[name]
+        for name in _SAMPLING_DEFAULTS
+        if isinstance(generation_config.get(name), int | float)
+    }
+
+
+class LLM:
+    """A model in this process, for use without a server. Not thread-safe.
+
+    ``engine`` options are EngineConfig's fields: ``LLM("smollm2-135m", max_num_seqs=4)``.
+    """
+
+    def __init__(self, model: str | None = None, *, backend: str = "auto", dtype: str = "auto", **engine: Any) -> None:
+        config = ModelConfig(model=model or model_from_environment(), backend=backend, dtype=dtype)  # type: ignore[arg-type]
+        self._assemble(assemble(config, EngineConfig(**engine)))
+
+    @classmethod
+    def from_config(cls, model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> LLM:
+        """The same from settings that exist already."""
+        self = cls.__new__(cls)
+        self._assemble(assemble(model, engine, progress))
+        return self
+
+    def _assemble(self, parts: Assembly) -> None:
+        self.core = parts.core
+        self.text = parts.text
+        self.info = parts.info
+        self._runner = parts.runner
+        self._ids = (f"offline-{number}" for number in itertools.count())
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The token ids of a conversation in the model's own chat template; ``options`` as TextProcessor.chat_prompt."""
+        return self.text.chat_prompt(list(messages), **options)
+
+    def submit(self, prompt: Prompt, params: SamplingParams) -> str:
+        """Queues one prompt and returns its request id; ``core.step()`` computes. Raises BadRequest."""
+        ids = self.text.completion_prompt(prompt) if isinstance(prompt, str) else prompt
+        params.check(self.info.vocab_size)
+        request = Request(request_id=next(self._ids), prompt=tuple(ids), params=params)
+        self.core.add(request)
+        return request.request_id
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **sampling: Any
+    ) -> list[Completion]:
+        """Completes all prompts together. The completions are in the prompts' order, the choices of each together.
+
+        ``sampling`` are SamplingParams' fields, in place of ``params``. Raises BadRequest, with nothing left running.
+        """
+        assert params is None or not sampling, "either params or single fields"
+        params = params or SamplingParams(**sampling)
+        submitted: list[str] = []
+        try:
+            for prompt in [prompts] if isinstance(prompts, str) else prompts:
+                submitted.append(self.submit(prompt, params))
+            deltas = self._deltas(submitted)
+        except BaseException:
+            for request_id in submitted:
+                self.core.abort(request_id)
+            raise
+        return [
+            self._fold(number, index, [delta for delta in deltas[request_id] if delta.index == index])
+            for number, request_id in enumerate(submitted)
+            for index in range(params.n)
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
+        """The text of one prompt's first choice, piece by piece. Closing the iterator ends the computation."""
+        request_id = self.submit(prompt, params)
+        output = self.text.output()
+        try:
+            while self.core.has_work():
+                for delta in self.core.step():
+                    _raise_failure(delta)
+                    if text := output.push(_text_tokens(delta)).text:
+                        yield text
+            if rest := output.finish():
+                yield rest
+        finally:
+            self.core.abort(request_id)
+
+    def _deltas(self, request_ids: Sequence[str]) -> dict[str, list[Delta]]:
+        """Steps until nothing is left to do."""
+        deltas: dict[str, list[Delta]] = {request_id: [] for request_id in request_ids}
+        while self.core.has_work():
+            for delta in self.core.step():
+                _raise_failure(delta)
+                deltas[delta.request_id].append(delta)
+        return deltas
+
+    def _fold(self, prompt_index: int, index: int, deltas: Sequence[Delta]) -> Completion:
+        """One choice's deltas as a whole."""
+        output = self.text.output()
+        text = "".join(output.push(_text_tokens(delta)).text for delta in deltas) + output.finish()
+        last = deltas[-1]
+        assert last.finish_reason is not None
+        assert last.usage is not None
+        entries = [entry for delta in deltas for entry in delta.logprobs or ()]
+        return Completion(
+            prompt_index=prompt_index,
+            index=index,
+            text=text,
+            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            logprobs=tuple(entries) if any(delta.logprobs is not None for delta in deltas) else None,
+            prompt_logprobs=deltas[0].prompt_logprobs,
+        )
+
+    def close(self) -> None:
+        """Ends the runner's threads and frees the pool."""
+        self._runner.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _text_tokens(delta: Delta) -> tuple[int, ...]:
+    """The tokens of a delta that are text: a stop token at the end is not."""
+    return delta.token_ids[:-1] if delta.finish_reason == "stop" else delta.token_ids
+
+
+def _raise_failure(delta: Delta) -> None:
+    if delta.finish_reason == "error":
+        raise GenerationFailed(delta.error or "the computation failed")
