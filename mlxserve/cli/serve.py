@@ -10,11 +10,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mlxserve.api import server
+from mlxserve.api import server, web
 from mlxserve.api.app import create_app
 from mlxserve.api.settings import ApiSettings
-from mlxserve.api.web.live import Live
-from mlxserve.api.web.pages import web_routes
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
 from mlxserve.cli.startup import startup_plan
 from mlxserve.config import ServerConfig
@@ -49,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     settings = ApiSettings(
         served_names=(parts.info.name, *config.served_model_names), strict=args.strict, api_keys=keys
     )
-    live = Live(engine, parts.info)
-    app = create_app(engine, parts.text, parts.info, settings, pages=web_routes(live))
+    live = web.Live(engine, parts.info)
+    app = create_app(engine, parts.text, parts.info, settings, pages=web.routes(live))
     try:
         server.serve(
             app,
