@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any
 
 from mlxserve.backends import get_backend
-from mlxserve.backends.base import Backend
-from mlxserve.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, ModelConfig, model_from_environment
+from mlxserve.backends.base import Backend, LoadedModel
+from mlxserve.config import EngineConfig, ModelConfig, model_from_environment
 from mlxserve.engine.core import Engine
-from mlxserve.errors import ConfigError, GenerationFailed
+from mlxserve.errors import GenerationFailed
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
-from mlxserve.loader import LoadedModel, load_model
-from mlxserve.runner import Runner
+from mlxserve.loader import checkpoint_dtype, load_model
+from mlxserve.runner import DeviceRunner, device_thread
 from mlxserve.text.load import load_text
 from mlxserve.text.processor import TextProcessor
 from mlxserve.types import Delta, FinishReason, ModelInfo, Request, SamplingParams, TokenLogprob, Usage
@@ -48,9 +48,9 @@ class Assembly:
     """A loaded model behind an engine, with its text side."""
 
     checkpoint: Checkpoint
-    model: LoadedModel
-    backend: Backend
-    runner: Runner
+    model: LoadedModel[Any, Any]
+    backend: Backend[Any, Any]
+    runner: DeviceRunner[Any, Any]
     core: Engine
     text: TextProcessor
     info: ModelInfo
@@ -60,24 +60,25 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
     """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
     checkpoint = open_checkpoint(model.model)
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
-    backend = get_backend(model.backend, model.dtype)
-    loaded = load_model(checkpoint, backend, progress)
-    length = _max_model_len(engine, loaded.spec.max_position)
-    runner = Runner(loaded, backend, engine, length)
+    backend = get_backend(model.backend, model.dtype, checkpoint_dtype(checkpoint.config))
+    device = device_thread()
+    loaded = device.submit(load_model, checkpoint, backend, engine.max_model_len, progress).result()
+    spec = loaded.spec
+    runner = DeviceRunner(loaded, backend, device, engine)
     core = Engine(
         runner,
         engine,
         eos_token_ids=checkpoint.eos_token_ids,
-        max_model_len=length,
-        vocab_size=loaded.spec.vocab,
+        max_model_len=spec.max_model_len,
+        vocab_size=spec.vocab,
     )
     info = ModelInfo(
         name=checkpoint.name,
         quantization=checkpoint.source.quantization,
         backend=backend.name,
         dtype=backend.dtype,
-        vocab_size=loaded.spec.vocab,
-        max_model_len=length,
+        vocab_size=spec.vocab,
+        max_model_len=spec.max_model_len,
         block_size=engine.block_size,
         num_blocks=runner.num_blocks,
         max_num_seqs=engine.max_num_seqs,
@@ -85,14 +86,6 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
         default_sampling=_default_sampling(checkpoint.generation_config),
     )
     return Assembly(checkpoint, loaded, backend, runner, core, text, info)
-
-
-def _max_model_len(engine: EngineConfig, longest: int) -> int:
-    if engine.max_model_len is None:
-        return min(longest, DEFAULT_MAX_MODEL_LEN)
-    if engine.max_model_len > longest:
-        raise ConfigError("--max-model-len", engine.max_model_len, f"this model takes at most {longest} tokens")
-    return engine.max_model_len
 
 
 def _default_sampling(generation_config: Mapping[str, Any]) -> dict[str, float]:
@@ -129,7 +122,7 @@ class LLM:
         self._ids = (f"offline-{number}" for number in itertools.count())
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """The token ids of a conversation in the model's own chat template; ``options`` as TextProcessor.chat_prompt."""
+        """The token ids of a conversation in the model's chat template; ``options`` as TextProcessor.chat_prompt."""
         return self.text.chat_prompt(list(messages), **options)
 
     def submit(self, prompt: Prompt, params: SamplingParams) -> str:
