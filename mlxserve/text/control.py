@@ -24,7 +24,7 @@ class Segment(NamedTuple):
 
 
 class ControlTexts:
-    """The texts of some control tokens, and how to find them."""
+    """The texts of some control tokens, and how to find them and what could become them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         longest_first = sorted(set(texts) - {""}, key=lambda text: (-len(text), text))
@@ -32,14 +32,28 @@ class ControlTexts:
         # "(?!)" matches nowhere
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._beginnings = frozenset(text[:cut] for text in longest_first for cut in range(1, len(text)))
+        self._endings = frozenset(text[cut:] for text in longest_first for cut in range(1, len(text)))
         self._longest = max(map(len, longest_first), default=0)
 
-    def unfinished(self, text: str) -> int:
-        """Length of the longest end of the text that begins a control token: what a template writes may complete it."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if text[-length:] in self._beginnings:
-                return length
-        return 0
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where the text holds control texts, and the parts of one at its ends, which what a template writes before
+        or after may complete. In order, without overlap."""
+        whole = [match.span() for match in self.pattern.finditer(text)]
+        if not whole and self._is_middle(text):
+            return [(0, len(text))]
+        before, after = (whole[0][0], whole[-1][1]) if whole else (len(text), 0)
+        reach = range(self._longest - 1, 0, -1)
+        head = next((n for n in reach if n <= before and text[:n] in self._endings), 0)
+        tail = next((n for n in reach if n <= len(text) - after and text[-n:] in self._beginnings), 0)
+        if not whole and head + tail > len(text):
+            return [(0, len(text))]
+        return [(0, head)] * bool(head) + whole + [(len(text) - tail, len(text))] * bool(tail)
+
+    def _is_middle(self, text: str) -> bool:
+        """Whether it may be all but the brackets of a control token. A mere word is not: templates ask for those."""
+        if not 0 < len(text) < self._longest or (text[0].isalnum() and text[-1].isalnum()):
+            return False
+        return any(text in control for control in self.texts)
 
 
 class Placeholders:
@@ -72,9 +86,11 @@ class Placeholders:
         ]
 
     def _protect_text(self, text: str, controls: ControlTexts) -> str:
-        tail = controls.unfinished(text)
-        head = controls.pattern.sub(lambda match: self._placeholder(match[0]), text[: len(text) - tail])
-        return head + self._placeholder(text[len(text) - tail :]) if tail else head
+        parts, done = [], 0
+        for start, end in controls.spans(text):
+            parts += [text[done:start], self._placeholder(text[start:end])]
+            done = end
+        return "".join([*parts, text[done:]])
 
     def _placeholder(self, text: str) -> str:
         if text not in self._texts:

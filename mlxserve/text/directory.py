@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
@@ -20,45 +21,57 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def build_tokenizer(path: Path, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
-    """From tokenizer.json or else tokenizer.model, with what tokenizer_config.json adds.
+    """From tokenizer.json, which says itself what ``encode`` adds, or else from tokenizer.model; with the tokens that
+    tokenizer_config.json adds.
 
     Raises CheckpointError naming the file that is missing or damaged.
     """
     config = read_json_if_present(path / "special_tokens_map.json") | read_json_if_present(
         path / "tokenizer_config.json"
     )
+    where = path / "tokenizer_config.json"
+    named = {role: text for role in _ROLES if (text := _text(config.get(role), where)) is not None}
     if (path / "tokenizer.json").is_file():
         backend = _read_backend(path / "tokenizer.json")
-        roles: dict[str, str] = {}
-        add_bos = None
-    elif (path / "tokenizer.model").is_file():
-        backend, roles = _from_sentencepiece(path / "tokenizer.model", legacy=config.get("legacy") is not False)
-        add_bos = "bos_token" in roles
-    else:
+        _add_tokens(backend, config, named.values(), where)
+        return Tokenizer(backend, named, eos_token_ids)
+    if not (path / "tokenizer.model").is_file():
         raise CheckpointError(f"{path} has neither tokenizer.json nor tokenizer.model")
-    where = path / "tokenizer_config.json"
-    roles |= {role: text for role in _ROLES if (text := _text(config.get(role), where)) is not None}
+    model = read_model(path / "tokenizer.model")
+    roles = {role: model.pieces[index].text for role, index in model.special_ids.items()} | named
+    # Legacy tokenizers put a space before what follows a control token, not only before the text.
+    rules = replace(model.rules, prefix_after_control=config.get("legacy") is not False)
+    backend = build_backend(model.pieces, rules)
     _add_tokens(backend, config, roles.values(), where)
-    if "add_bos_token" in config or "add_eos_token" in config or add_bos is not None:
-        bos = roles.get("bos_token") if config.get("add_bos_token", add_bos) else None
-        add_at_ends(backend, bos, roles.get("eos_token") if config.get("add_eos_token") else None)
+    bos = roles.get("bos_token") if config.get("add_bos_token", True) else None
+    add_at_ends(backend, bos, roles.get("eos_token") if config.get("add_eos_token") else None)
     return Tokenizer(backend, roles, eos_token_ids)
 
 
 def _read_backend(file: Path) -> Backend:
     if (size := file.stat().st_size) > MAX_BYTES:
         raise CheckpointError(f"{file} has {size} bytes, but may have {MAX_BYTES}")
+    data = file.read_bytes()
     try:
-        return Backend.from_file(str(file))
-    except Exception as error:  # the package raises plain Exception for whatever is wrong with the file
+        backend = Backend.from_buffer(data)
+        listed = msgspec.json.decode(data, type=_Listed).added_tokens
+    except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
         raise CheckpointError(f"{file} is truncated, corrupt or not supported: {error}") from error
+    for token in listed:
+        if backend.token_to_id(token.content) != token.id:  # it numbers tokens anew where ids have gaps
+            raise CheckpointError(f"{file}: the added token {token.content!r} has id {token.id}, which leaves a gap")
+    return backend
 
 
-def _from_sentencepiece(file: Path, legacy: bool) -> tuple[Backend, dict[str, str]]:
-    """``legacy`` tokenizers put a space before what follows a control token, not only before the text."""
-    model = read_model(file)
-    backend = build_backend(model.pieces, replace(model.rules, prefix_after_control=legacy))
-    return backend, {role: model.pieces[index].text for role, index in model.special_ids.items()}
+class _ListedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Listed(msgspec.Struct):
+    """The part of tokenizer.json that says which ids its added tokens have."""
+
+    added_tokens: list[_ListedToken] = []
 
 
 def _text(value: Any, where: Path) -> str | None:

@@ -34,15 +34,13 @@ def load_text(files: TokenizerFiles, eos_token_ids: Iterable[int] = ()) -> TextP
 
 
 def directory_templates(path: Path) -> dict[str, str]:
-    """By name. A file of its own comes before tokenizer_config.json, as transformers has it."""
-    config = path / "tokenizer_config.json"
-    templates = _entry(read_json_if_present(config).get("chat_template"), config)
-    old = path / "chat_template.json"
-    templates |= _entry(read_json_if_present(old).get("chat_template"), old)
-    named = sorted((path / "additional_chat_templates").glob("*.jinja"))
-    templates |= {file.stem: _read(file) for file in named}
+    """By name. Files of their own take the place of what tokenizer_config.json says, as transformers has it."""
+    templates = {file.stem: _read(file) for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     if (path / "chat_template.jinja").is_file():
         templates["default"] = _read(path / "chat_template.jinja")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if not templates:
+            templates = _entry(read_json_if_present(path / name).get("chat_template"), path / name)
     return templates
 
 

@@ -34,8 +34,9 @@ class SegmentEncoder:
     def encode(self, segments: Sequence[Segment]) -> list[int]:
         """No BOS is added: the segments are a rendered template, which writes its own."""
         ids = self._backend_ids(segments, cut="")
-        meant_as_text = {self._token_to_id(segment.text) for segment in segments if segment.literal}
-        if not meant_as_text.isdisjoint(ids):  # a unigram model finds control tokens in plain text: give it no chance
+        forged = {segment.text for segment in segments if segment.literal} & self._controls.texts
+        if not {self._token_to_id(text) for text in forged}.isdisjoint(ids):
+            # A unigram model finds control tokens in plain text, for they are pieces like others: give it no chance.
             ids = self._backend_ids(segments, cut=self._cut)
         own_ids = (self._ids.get(token_id, token_id) for token_id in ids)
         return [token_id for token_id in own_ids if token_id is not None]

@@ -146,21 +146,20 @@ class _Generation(jinja2.ext.Extension):
 class _Namespace(jinja2.utils.Namespace):
     """``namespace()`` without attributes that could reach into Python."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args
-        attributes = dict(*rest, **kwargs)
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no name of ours: a template may pass ``self=``
+        attributes = dict(*args[1:], **kwargs)
         for name in attributes:
-            _Namespace._check(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
+            _check_attribute(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
+        _check_attribute(name)
         super().__setitem__(name, value)
 
-    @staticmethod
-    def _check(name: str) -> None:
-        if name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
+
+def _check_attribute(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
