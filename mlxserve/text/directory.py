@@ -86,7 +86,7 @@ def _add_tokens(backend: Backend, config: Mapping[str, Any], specials: Iterable[
     """The tokens that the configuration lists, in the order of their ids, and special ones it only names."""
     listed = config.get("added_tokens_decoder") or {}
     try:
-        tokens = [_added(listed[key]) for key in sorted(listed, key=int)]
+        tokens = [_added(entry) for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{where}: added_tokens_decoder is not a list of tokens by id") from error
     known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
