@@ -200,25 +200,39 @@ class Simulator:
         self, source: str, function: str, attributes: Sequence[str], constants: Mapping[str, bool | int] | None = None
     ) -> Callable[[Sequence[Buffer], Grid, Grid], Report]:
         """A kernel function that brings its own signature, such as ``sdpa_vector<half, 64>``: buffers first, then
-        ``attributes``. ``constants`` sets function constants that the source declares without a value."""
-        for key, value in (constants or {}).items():
-            source = source.replace(f"{key} [[function_constant(", f"{key} = {int(value)}; //[[function_constant(")
+        ``attributes``. ``constants``: values of its function constants, 0 where not named."""
         values = ", ".join(f"mtl_call::attribute({signature.ATTRIBUTES[a][1]})" for a in attributes)
         text = (
             f'{source}\n#include "mtl/call.h"\nextern "C" void mtl_entry(void **buffers) {{\n'
             f"  mtl_call::call({function}, buffers, {values});\n}}\n"
         )
         name = function.split("<")[0]
-        return lambda buffers, grid, threadgroup: self._launch(name, text, buffers, grid, threadgroup)
+
+        def call(buffers: Sequence[Buffer], grid: Grid, threadgroup: Grid) -> Report:
+            return self._launch(name, text, buffers, grid, threadgroup, constants or {})
+
+        return call
 
     # ------------------------------------------------------------------
-    def _launch(self, name: str, text: str, buffers: Sequence[Buffer], grid: Grid, threadgroup: Grid) -> Report:
+    def _launch(
+        self,
+        name: str,
+        text: str,
+        buffers: Sequence[Buffer],
+        grid: Grid,
+        threadgroup: Grid,
+        constants: Mapping[str, bool | int] | None = None,
+    ) -> Report:
         modes: list[Mode] = (
             ["plain"] if not self.sanitize else ["checked", "checked_zeroed"] if self.vary else ["checked"]
         )
         with ThreadPoolExecutor(len(modes)) as pool:
             libraries = list(pool.map(lambda mode: compile_kernel(text, mode), modes))
         with _ONE_LAUNCH:
+            for library in libraries:
+                for key, value in (constants or {}).items():
+                    kind = ctypes.c_bool if isinstance(value, bool) else ctypes.c_int32
+                    kind.in_dll(_kernel(library), key).value = value
             before = [b.data.copy() if b.writable and self.vary and self.sanitize else None for b in buffers]
             report = self._run(name, libraries[0], buffers, grid, threadgroup)
             if len(modes) == 2:
