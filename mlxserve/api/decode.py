@@ -72,6 +72,8 @@ def _field_error(message: str, raw: bytes) -> BadRequest:
         return BadRequest(f"The body must be a JSON object: {what[:200]}")
     if wrong := _TYPE.match(what):
         return BadRequest(f"{path} must be {wrong['type']}, not {wrong['got']}", param=path)
+    if what == "Number out of range":
+        return BadRequest(f"{path} is not a finite number", param=path)
     value = _value_at(path, raw)
     if limit := _LIMIT.match(what):
         return BadRequest(f"{path} is {value}, but must be {limit['limit']}", param=path)
@@ -82,17 +84,17 @@ def _field_error(message: str, raw: bytes) -> BadRequest:
 
 
 def _value_at(path: str, raw: bytes) -> str:
-    """The value at a msgspec path, shortened; only its start is looked up when the path goes through a mapping."""
-    value: object = msgspec.json.decode(raw)
+    """The value at a msgspec path, shortened; the path ends where it goes through a mapping's keys."""
+    try:
+        value: object = msgspec.json.decode(raw)
+    except msgspec.DecodeError:  # another field holds what is no value at all
+        return "wrong"
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path.partition("[...]")[0]):
         if isinstance(value, dict):
             value = value[name]
         elif isinstance(value, list):
             value = value[int(index)]
-    try:
-        return _shown(msgspec.json.encode(value).decode())
-    except UnicodeEncodeError:
-        return "invalid"
+    return _shown(msgspec.json.encode(value).decode())
 
 
 def _json_error(message: str, raw: bytes) -> BadRequest:

@@ -37,6 +37,7 @@ class Script:
     first_delay_s: float = 0.0
     refuse: MlxserveError | None = None  # raised before the first delta
     fail_after: int | None = None  # deltas after which the request fails
+    fail_reason: FinishReason = "error"
     crash_after: int | None = None  # deltas after which the generator raises
 
 
@@ -78,22 +79,18 @@ class FakeEngine:
         self.requests.append(request)
         self.count["total"] += 1
         live = self.live[request.request_id] = Live(request)
+        unfinished = request.params.n
         try:
             await asyncio.sleep(script.first_delay_s)
             async for delta in self._deltas(live, script):
                 self.count["decoded"] += len(delta.token_ids)
+                unfinished -= delta.finish_reason is not None
                 yield delta
-            self.count["completed"] += 1
-        except GeneratorExit:
-            self.closed.append(request.request_id)
-            self.count["aborted"] += 1
-            raise
-        except asyncio.CancelledError:
-            self.closed.append(request.request_id)
-            self.count["aborted"] += 1
-            raise
         finally:
             del self.live[request.request_id]
+            self.count["aborted" if unfinished else "completed"] += 1
+            if unfinished:
+                self.closed.append(request.request_id)
 
     async def _deltas(self, live: Live, script: Script) -> AsyncGenerator[Delta, None]:
         request, params = live.request, live.request.params
@@ -104,7 +101,8 @@ class FakeEngine:
         while said:
             for index in list(said):
                 if script.fail_after == number:
-                    yield Delta(request_id=request.request_id, index=index, finish_reason="error", error="planted")
+                    reason = script.fail_reason
+                    yield Delta(request_id=request.request_id, index=index, finish_reason=reason, error="planted")
                     return
                 if script.crash_after == number:
                     raise RuntimeError("planted crash")
