@@ -1,0 +1,34 @@
+"""Finds the backend to run on, importing no other."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from typing import Any
+
+from mlxserve.backends.base import Backend
+from mlxserve.config import BackendName, DtypeName
+from mlxserve.errors import ConfigError
+from mlxserve.formats.tensors import DenseDtype
+
+# What to install where a backend's library is missing.
+REMEDIES = {"mlx": "mlxserve[mlx]", "torch": "mlxserve[torch]"}
+
+
+def get_backend(name: BackendName, dtype: DtypeName, checkpoint_dtype: DenseDtype = "float32") -> Backend[Any, Any]:
+    """``auto`` is mlx on Apple Silicon, else torch. dtype ``auto`` is float32 on CPUs, the checkpoint's own on Metal.
+
+    Raises ConfigError when the backend's library is not installed, with the remedy.
+    """
+    if name == "auto":
+        name = "mlx" if sys.platform == "darwin" and platform.machine() == "arm64" else "torch"
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError("--backend", name, f"{name} is not installed: pip install '{REMEDIES[name]}'")
+    if name == "torch":
+        from mlxserve.backends.torch.backend import TorchBackend
+
+        return TorchBackend("float32" if dtype == "auto" else dtype)
+    from mlxserve.backends.mlx.backend import MlxBackend, on_gpu
+
+    return MlxBackend((checkpoint_dtype if on_gpu() else "float32") if dtype == "auto" else dtype)

@@ -1,0 +1,62 @@
+"""What most families share, so that a family's own file says only what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlxserve.models.config import Config
+from mlxserve.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, Rope
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def head_dim(c: Config) -> int:
+    """``head_dim``, or hidden_size / num_attention_heads."""
+    if c.has("head_dim"):
+        return c.count("head_dim")
+    hidden, heads = c.count("hidden_size"), c.count("num_attention_heads")
+    if hidden % heads:
+        raise c.error("hidden_size", hidden, f"must be a multiple of num_attention_heads, {heads}")
+    return hidden // heads
+
+
+def attention(c: Config, rope: Rope | None, **own: Any) -> AttentionSpec:
+    """Scaled by 1 / sqrt(head_dim) unless ``own`` has a scale."""
+    heads = c.count("num_attention_heads")
+    kv_heads = c.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise c.error("num_attention_heads", heads, f"must be a multiple of num_key_value_heads, {kv_heads}")
+    d = head_dim(c)
+    own.setdefault("scale", d**-0.5)
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=d, rope=rope, **own)
+
+
+def mlp(c: Config, activation: str = "hidden_act", default: str = "silu") -> MlpSpec:
+    return MlpSpec(width=c.count("intermediate_size"), act=c.one_of(activation, ACTIVATIONS, default))
+
+
+def layer_count(c: Config) -> int:
+    return c.count("num_hidden_layers", most=2**12)
+
+
+def model(
+    c: Config, family: str, max_model_len: int, layers: Iterable[LayerSpec], *, tied: bool = False, **own: Any
+) -> ModelSpec:
+    """``tied`` holds when config.json does not say."""
+    return ModelSpec(
+        family=family,
+        hidden=c.count("hidden_size"),
+        vocab=c.count("vocab_size"),
+        eps=c.number("rms_norm_eps", 1e-6),
+        layers=tuple(layers),
+        max_model_len=max_model_len,
+        tied=c.flag("tie_word_embeddings", tied),
+        **own,
+    )
