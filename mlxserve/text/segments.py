@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from mlxserve.text.control import ControlTexts, Segment
-from mlxserve.text.tokenizer import Tokenizer
+from mlxserve.text.tokenizer import Tokenizer, encode
 
 
 class SegmentEncoder:
@@ -34,8 +34,9 @@ class SegmentEncoder:
     def encode(self, segments: Sequence[Segment]) -> list[int]:
         """No BOS is added: the segments are a rendered template, which writes its own."""
         ids = self._backend_ids(segments, cut="")
-        forged = {segment.text for segment in segments if segment.literal} & self._controls.texts
-        if not {self._token_to_id(text) for text in forged}.isdisjoint(ids):
+        literal = {segment.text for segment in segments if segment.literal} & self._controls.texts
+        found_in_text = set(ids) - self._ids.keys()
+        if not found_in_text.isdisjoint(self._token_to_id(text) for text in literal):
             # A unigram model finds control tokens in plain text, for they are pieces like others: give it no chance.
             ids = self._backend_ids(segments, cut=self._cut)
         own_ids = (self._ids.get(token_id, token_id) for token_id in ids)
@@ -47,8 +48,7 @@ class SegmentEncoder:
             segment.text[:1] + cut + segment.text[1:] if segment.literal else self._named(segment.text)
             for segment in segments
         )
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return encode(self._backend, text, add_special_tokens=False)
 
     def _named(self, text: str) -> str:
         return self._controls.pattern.sub(lambda match: self._names[match[0]], text)

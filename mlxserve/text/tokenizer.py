@@ -50,8 +50,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Control tokens in the text are recognised; BOS is added if the tokenizer says so, unless told not to."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return encode(self.backend, text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of its own that the ids are. Special tokens are skipped."""
@@ -106,6 +105,12 @@ class Tokenizer:
             if prefix is not None and suffix is not None and middle is not None:
                 return prefix, suffix, middle
         return None
+
+
+def encode(backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The ids of a text. Other threads run meanwhile: of the package's methods only those for batches let them."""
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 def add_at_ends(backend: Backend, bos: str | None, eos: str | None) -> None:
