@@ -32,7 +32,7 @@ def plan_chat(service: Service, raw: bytes, arrival_s: float) -> Plan:
     stop = stop_strings(body, caps)
     usage = usage_frames(body)
     prompt = service.text.chat_prompt(**template_arguments(body))
-    check_length(len(prompt), max_tokens, info, "messages")
+    check_length(len(prompt), params, info, "messages")
     name = answer_id(body, "chatcmpl")
     request = Request(
         request_id=name,

@@ -39,7 +39,7 @@ def plan_completion(service: Service, raw: bytes, arrival_s: float) -> Plan:
     jobs = []
     for number, prompt in enumerate(prompts):
         ids = _token_ids(prompt, body.suffix, service)
-        check_length(len(ids), params.max_tokens, info, "prompt")
+        check_length(len(ids), params, info, "prompt")
         request = Request(
             request_id=name if len(prompts) == 1 else f"{name}/{number}",
             prompt=tuple(ids),

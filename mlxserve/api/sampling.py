@@ -87,17 +87,20 @@ def stop_strings(body: Sampling, caps: Caps) -> tuple[str, ...]:
     return stop
 
 
-def check_length(prompt_tokens: int, max_tokens: int | None, info: ModelInfo, param: str) -> None:
+def check_length(prompt_tokens: int, params: SamplingParams, info: ModelInfo, param: str) -> None:
     """Raises ContextLengthExceeded unless the prompt and the tokens asked for fit the model and the KV pool.
 
-    A prompt leaves room for one token even where no number was asked for.
+    A prompt leaves room for one token even where no number was asked for. ``param``: the prompt's field.
     """
     pool = info.num_blocks * info.block_size
     limit, name = min((info.max_model_len, "the model's context length"), (pool, "the KV pool"))
-    wanted = prompt_tokens + (1 if max_tokens is None else max_tokens)
-    if wanted <= limit:
-        return
-    asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
-    raise ContextLengthExceeded(
-        f"The prompt has {prompt_tokens} tokens{asked}, but {name} is {limit} tokens", param=param
-    )
+    asked = ""
+    if params.max_tokens is not None:
+        asked = f" and max_tokens is {params.max_tokens}"
+    elif prompt_tokens < limit < prompt_tokens + params.min_tokens:
+        asked, param = f" and min_tokens is {params.min_tokens}", "min_tokens"
+    least = params.min_tokens or 1
+    if prompt_tokens + (least if params.max_tokens is None else params.max_tokens) > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {prompt_tokens} tokens{asked}, but {name} is {limit} tokens", param=param
+        )
