@@ -24,7 +24,7 @@ PROMPTS = [
     "SELECT name, age FROM users WHERE",
     "Les sanglots longs des violons de l'automne",
     "🦙🦙🦙🦙🦙🦙🦙🦙🦙🦙",
-    "{\"name\": \"Ada\", \"born\": 1815, \"field\":",
+    '{"name": "Ada", "born": 1815, "field":',
     "Ingredients:\n- 2 eggs\n- 100 g flour\n-",
     "The three laws of motion were formulated by",
     "x",
