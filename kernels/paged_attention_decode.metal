@@ -49,7 +49,9 @@ void paged_attention(const device T* queries, const device T* key_pages, const d
   const int lowest = window > 0 ? max(length - queries_here + 1 - window, 0) : 0;  // of any row
   const int stop = min(start + sizes[3], length);
 
-  for (int token = max(start, lowest / TOKENS * TOKENS) + simdgroup_index * TOKENS; token < stop; token += SG * TOKENS) {
+  const int begin = max(start, lowest / TOKENS * TOKENS);  // steps go to simdgroups by their place in the context
+  const int turn = (simdgroup_index + SG - begin / TOKENS % SG) % SG;
+  for (int token = begin + turn * TOKENS; token < stop; token += SG * TOKENS) {
     Fragment scores[TILES][2];
     long page[2];  // offset of each half's first token
     for (int half8 = 0; half8 < 2; half8++) {

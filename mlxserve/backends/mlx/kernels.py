@@ -215,7 +215,7 @@ class Kernels:
         frequencies = rotary.inverse_frequencies
         weights = [n.weight for n in norms] if norms else [self._placeholder(qkv.dtype)] * 2
         inputs = [qkv, positions, self._placeholder(mx.float32) if frequencies is None else frequencies, *weights]
-        return inputs, [("D", heads.dim), ("ROT", rotary.dims), ("NORM", norms is not None)]
+        return inputs, [("T", qkv.dtype), ("D", heads.dim), ("ROT", rotary.dims), ("NORM", norms is not None)]
 
     def _rotation_constants(
         self, rotary: Rotary, heads: Heads, norms: tuple[RmsNorm, RmsNorm] | None
@@ -243,7 +243,7 @@ class Kernels:
         t, heads, _ = q.shape
         group = heads // kv_heads
         tiles = 2 if group * plan.max_queries > 8 else 1
-        simdgroups = 2 if tiles == 2 and dim > 128 else 4
+        simdgroups = 2 if dim > 128 else 4  # two tiles of a wide head would not fit in threadgroup memory
         row_groups = -(-group * plan.max_queries // (8 * tiles))
         output: tuple[tuple[int, ...], mx.Dtype] = ((t, heads, dim), q.dtype)
         if plan.split:
