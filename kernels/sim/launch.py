@@ -279,14 +279,19 @@ class Simulator:
         if threadgroup[0] * threadgroup[1] * threadgroup[2] > 1024:
             raise Fault(f"{name}: a threadgroup of {threadgroup} threads; the limit is 1024")
         runtime, kernel = _runtime(), _kernel(library)
-        for b in buffers:
+        names = [b.name.encode() for b in buffers]  # the runtime keeps their addresses until the launch has ended
+        for b, text in zip(buffers, names, strict=True):
             if b.writable and b.uninitialised:
                 b.data.reshape(-1).view(np.uint8)[:] = 0xFF
             flags = (0 if b.writable else _READ_ONLY) | (_UNINITIALISED if b.uninitialised else 0)
             runtime.mtl_buffer_add(
-                ctypes.c_void_p(b.data.ctypes.data), ctypes.c_uint64(_span(b.data)), b.name.encode(), flags,
-                b.data.itemsize, int(self.sanitize),
-            )  # fmt: skip
+                ctypes.c_void_p(b.data.ctypes.data),
+                ctypes.c_uint64(_span(b.data)),
+                ctypes.c_char_p(text),
+                flags,
+                b.data.itemsize,
+                int(self.sanitize),
+            )
         try:
             pointers = (ctypes.c_void_p * len(buffers))(*(b.data.ctypes.data for b in buffers))
             options = _Options(int(backwards), self.threadgroup_limit, self.seconds)
