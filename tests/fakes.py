@@ -109,6 +109,7 @@ class FakeForward:
     def start(self) -> None:
         assert not self.started
         self.started = True
+        self.runner.events.append(f"start {self.step}")
         self.runner.ready_s = max(time.monotonic(), self.runner.ready_s) + self.runner.step_s
 
 
@@ -123,6 +124,7 @@ class FakePending:
     def wait(self) -> Sampled:
         assert not self.waited
         self.waited = True
+        self.runner.events.append(f"wait {self.step}")
         if self.runner.step_s:
             time.sleep(max(0.0, self.ready_s - time.monotonic()))
         if self.step in self.runner.faults.wait:
@@ -143,6 +145,7 @@ class FakeRunner:
     def __post_init__(self) -> None:
         self.store: list[tuple[int, int]] = [(-1, -1)] * (self.num_blocks * self.block_size)
         self.ready_s = 0.0
+        self.events: list[str] = []  # calls, in order
         self.batches: list[ForwardBatch] = []
         self.violations: list[str] = []  # of the contract, or reads of what was never written
         self.closed = False
@@ -156,6 +159,7 @@ class FakeRunner:
     def forward(self, batch: ForwardBatch, prev: Pending | None) -> FakeForward:
         step = len(self.batches)
         self.batches.append(batch)
+        self.events.append(f"forward {step}")
         if step in self.faults.forward:
             raise DeviceError(f"forward of step {step}")
         self._expect(not self.closed, "forward after close")
@@ -201,6 +205,7 @@ class FakeRunner:
         return array("i", (token for _, token in read[:length]))
 
     def sample(self, forward: FakeForward, inputs: SampleInputs) -> FakePending:
+        self.events.append(f"sample {forward.step}")
         if forward.step in self.faults.sample:
             raise DeviceError(f"sample of step {forward.step}")
         self._expect(forward.started, "sample before start")

@@ -6,7 +6,7 @@ Knows block numbers and digests; nothing of tokens, sequences or the arrays behi
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 
 class BlockPool:
@@ -37,6 +37,10 @@ class BlockPool:
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def index(self) -> Mapping[bytes, int]:
+        return self._index
 
     def refcount(self, block: int) -> int:
         return self._refs[block]

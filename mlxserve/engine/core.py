@@ -224,7 +224,7 @@ class Engine:
 
     def _delta(self, seq: Sequence, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None = None) -> Delta:
         state = seq.state
-        if seq.params.prompt_logprobs is None or state.scores_sent:
+        if seq.params.prompt_logprobs is None or state.scores_sent or len(state.prompt_scores) < seq.num_prompt:
             return Delta(request_id=seq.request_id, index=seq.index, token_ids=tokens, logprobs=logprobs)
         state.scores_sent = True
         return Delta(
@@ -248,7 +248,8 @@ class Engine:
         """Ends a choice in whatever state it is; its closing delta carries ``tokens``."""
         state = seq.state
         counted = seq.num_output if keep is None else min(keep, seq.num_output)
-        self._scheduler.finish(seq, kept=seq.num_prompt + counted)
+        # What a failed computation has written may be wrong: none of it is to be found in the cache.
+        self._scheduler.finish(seq, kept=0 if reason == "error" else seq.num_prompt + counted)
         delta = self._delta(seq, tokens, logprobs)
         self._outbox.append(
             replace(

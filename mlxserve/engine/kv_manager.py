@@ -6,6 +6,7 @@ Knows token ids and block numbers; nothing of budgets, queues or the arrays behi
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -240,6 +241,10 @@ class PagedKVManager:
 
     def states(self) -> bytes:
         return self._pool.states()
+
+    def index(self) -> Mapping[bytes, int]:
+        """The blocks that can be matched, by digest."""
+        return self._pool.index
 
     def check(self) -> None:
         pool, size = self._pool, self.block_size

@@ -161,8 +161,9 @@ class Scheduler:
             if self._refused == (seq, self._kv.available) and self.running:
                 return
             hit = self._kv.match(seq)
-            # A block to grow for each that runs: or else the newcomer is preempted a moment later.
-            if not self._kv.allocate(seq, len(seq.tokens), hit, reserve=len(self.running)):
+            # One block for each that will grow: or else the newcomer is preempted a moment later.
+            growing = sum(other.capacity < other.limit - 1 for other in self.running)
+            if not self._kv.allocate(seq, len(seq.tokens), hit, reserve=growing):
                 self._refused = (seq, self._kv.available)
                 return
             self.waiting.remove(seq)
