@@ -250,6 +250,22 @@ def built_sentencepiece() -> Any:
     return build_tokenizer(sentencepiece_pair()[0])
 
 
+def test_scores_and_not_places_decide_what_merges_first() -> None:
+    gguf, oracle = sentencepiece_pair()
+    assert gguf.token_types is not None
+    assert gguf.scores is not None
+    order = [0, 1, 2, *reversed(range(3, len(gguf.tokens)))]
+    turned = replace(
+        gguf,
+        tokens=tuple(gguf.tokens[i] for i in order),
+        token_types=gguf.token_types[order],
+        scores=gguf.scores[order],
+    )
+    tokenizer = build_tokenizer(turned)
+    for text in tiny.CORPUS:
+        assert [turned.tokens[i] for i in tokenizer.encode(text)] == ["<s>", *oracle.encode(text, out_type=str)]
+
+
 def test_a_sentencepiece_vocabulary_without_the_first_space() -> None:
     gguf, _ = sentencepiece_pair()
     tokenizer = build_tokenizer(replace(gguf, add_space_prefix=False, add_bos=False))
