@@ -5,6 +5,7 @@ Knows nothing of what a body means.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
@@ -13,9 +14,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from mlxserve.api.answers import Answer
-from mlxserve.api.exchange import ClientGone, read_body, send_error, send_json, until_gone
+from mlxserve.api.exchange import ClientGone, Outgoing, read_body, send_error, send_json, until_gone
+from mlxserve.api.frames import error_event
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxserveError
+from mlxserve.errors import EngineUnavailable, MlxserveError
 
 
 class PostEndpoint(ABC):
@@ -25,14 +27,23 @@ class PostEndpoint(ABC):
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outgoing = Outgoing(send)
         try:
             raw = await read_body(scope, receive, self._service.settings.body_limit)
+            await until_gone(receive, self._answer(raw, outgoing))
         except ClientGone:
             return
         except MlxserveError as error:
-            await self._refuse(send, error)
-            return
-        await until_gone(receive, self._answer(raw, send))
+            await self._refuse(outgoing, error)
+        except asyncio.CancelledError:  # by the server alone, which ends and waits no longer; the task ends with this
+            await self._cut_off(outgoing)
+
+    async def _cut_off(self, outgoing: Outgoing) -> None:
+        error = EngineUnavailable("The server is shutting down.")
+        if not outgoing.started:
+            await self._refuse(outgoing, error)
+        elif not outgoing.complete:
+            await outgoing({"type": "http.response.body", "body": error_event(error)})
 
     @abstractmethod
     async def _answer(self, raw: bytes, send: Send) -> None:
@@ -59,11 +70,7 @@ class TextEndpoint(PostEndpoint):
         self._function = function
 
     async def _answer(self, raw: bytes, send: Send) -> None:
-        try:
-            body, ignored = await self._service.offload(self._encoded, raw)
-        except MlxserveError as error:
-            await self._refuse(send, error)
-            return
+        body, ignored = await self._service.offload(self._encoded, raw)
         await send_json(send, 200, body, self._ignored(ignored))
 
     def _encoded(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:

@@ -10,13 +10,27 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mlxserve.errors import BadRequest, MlxserveError, RequestTooLarge
 
 
 class ClientGone(Exception):
     """The client closed the connection: nobody is left to answer."""
+
+
+class Outgoing:
+    """A ``send`` that knows how far its answer has come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        self.started = True
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -66,6 +66,7 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=drain_s,
     )
     url = address(listening)
@@ -106,5 +107,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _end(self) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
         self.should_exit = True

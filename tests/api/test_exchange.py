@@ -136,18 +136,22 @@ def test_a_client_that_leaves_in_its_body_is_forgotten(path: str) -> None:
     assert not api.engine.requests
 
 
-def test_cancelling_the_exchange_from_outside_ends_the_work() -> None:
-    """As the server does when draining takes too long."""
+@STREAM
+def test_a_server_that_ends_tells_its_clients(stream: bool) -> None:
+    """It cancels what still runs when draining takes too long."""
     engine = FakeEngine(lambda request: Script(first_delay_s=30))
-    api = Api(engine=engine)
+    api = Api(engine=engine, open_after_s=0.01)
 
     async def run() -> None:
-        client = Client(api.app, CHAT, body(True))
-        await until(lambda: bool(engine.live))
+        client = Client(api.app, CHAT, body(stream))
+        await until(lambda: bool(engine.live) and (not stream or bool(client.sent)))
         client.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await client.task
+        await client.task
         assert not engine.live
+        error = parse_stream(200, httpx.Headers(), client.raw).error if stream else json.loads(client.raw)["error"]
+        assert error["type"] == "engine_unavailable"
+        assert client.sent[0]["status"] == (200 if stream else 503)
+        assert not client.sent[-1].get("more_body", False)
 
     asyncio.run(run())
 
