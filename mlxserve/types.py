@@ -53,17 +53,16 @@ class SamplingParams:
                 param="repetition_penalty",
             )
         for token in self.stop_token_ids:
-            if not 0 <= token < vocab_size:
-                raise BadRequest(
-                    f"stop_token_ids holds {token}, but token ids are from 0 to {vocab_size - 1}", param="stop_token_ids"
-                )
+            _check_token("stop_token_ids", token, vocab_size)
         for token, bias in self.logit_bias:
-            if not 0 <= token < vocab_size:
-                raise BadRequest(
-                    f"logit_bias names token {token}, but token ids are from 0 to {vocab_size - 1}", param="logit_bias"
-                )
+            _check_token("logit_bias", token, vocab_size)
             if not -100 <= bias <= 100:
                 raise BadRequest(f"logit_bias of {token} is {bias}, but must be from -100 to 100", param="logit_bias")
+
+
+def _check_token(param: str, token: int, vocab_size: int) -> None:
+    if not 0 <= token < vocab_size:
+        raise BadRequest(f"{param} names token {token}, but token ids are from 0 to {vocab_size - 1}", param=param)
 
 
 # Inclusive ranges.

@@ -34,7 +34,8 @@ def run_transformers(
 
     path = open_checkpoint(workload.model).path
     source = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    model = AutoModelForCausalLM.from_pretrained(path.parent if source else path, **source, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent if source else path, **source, dtype=torch.float32)
+    model.eval()
     prompts = _prompts(workload.model, workload.num_prompts)
 
     def generate(batch: list[list[int]], tokens: int) -> int:
@@ -73,7 +74,7 @@ def run_mlx_lm(
     prompts = _prompts(workload.model, workload.num_prompts)
 
     def generate(batch: list[list[int]], tokens: int, seen: Callable[[Any], None]) -> None:
-        generator = BatchGenerator(model, max_tokens=tokens, completion_batch_size=engine.max_num_seqs)
+        generator: Any = BatchGenerator(model, max_tokens=tokens, completion_batch_size=engine.max_num_seqs)
         generator.insert(batch)
         left = len(batch)
         while left:
