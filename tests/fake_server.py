@@ -2,8 +2,8 @@
 
 What it answers is chosen by the last user message: "think ..." reasons first, "markdown" shows every construct,
 "long" goes on for 400 tokens, "wait" lets five seconds pass before the first token, "fail" is a 500, "break" fails in
-the middle, "limit" ends by length; anything else is echoed. ``python -m tests.fake_server --port N [--load-s S]
-[--api-key K] [--demo]``; ``--demo`` keeps the pool busy.
+the middle, "hang up" just ends there, "limit" ends by length; anything else is echoed. As a program:
+``python -m tests.fake_server --port N [--load-s S] [--api-key K] [--demo]``; ``--demo`` keeps the pool busy.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ class FakeServer:
                 if number == 3 and text.startswith("break"):
                     yield f"event: error\ndata: {json.dumps({'error': {'message': 'The pool burst.'}})}\n\n"
                     return
+                if number == 2 and text.startswith("hang up"):
+                    return
                 self.engine.decode(sequence)
                 yield frame({"content": piece})
                 await asyncio.sleep(self.delay_s)
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true")
     args = parser.parse_args()
     server = FakeServer(load_s=args.load_s, api_key=args.api_key)
+    print("loading weights", flush=True)
     uvicorn.run(server.app(demo=args.demo), port=args.port, log_level="warning", timeout_graceful_shutdown=1)
 
 

@@ -19,6 +19,7 @@ from mlxserve.errors import MlxserveError
 COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's endpoints",
     "generate": "complete a prompt, or answer a chat message, on the terminal",
+    "chat": "chat in the terminal with a running server, or with one of its own",
 }
 
 

@@ -168,6 +168,7 @@ def test_no_text_takes_long(page: Page, text: str) -> None:
         ("a <think> later", ["", "a <think> later", False]),
         ("<", ["", "", True]),
         ("<b", ["", "<b", False]),
+        ("\n", ["", "", True]),
     ],
 )
 def test_thinking_is_split_off(page: Page, text: str, expected: list[object]) -> None:

@@ -44,10 +44,11 @@ export class Chat {
   }
 
   drawWelcome() {
+    const host = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) ? "this machine" : location.hostname;
     const idea = (text) => el("li", {}, el("button", { type: "button", onclick: () => this.send(text) }, text));
     byId("welcome").replaceChildren(
       el("h1", {}, this.model ? `Ask ${this.model} something` : "Ask something"),
-      el("p", {}, "It runs on this machine: nothing you write leaves it. Open Engine to watch it work."),
+      el("p", {}, `It runs on ${host}: what you write goes nowhere else. Open Engine to watch it work.`),
       el("ul", {}, IDEAS.map(idea)),
     );
   }

@@ -9,7 +9,7 @@ export function splitThinking(text) {
   const start = text.trimStart();
   const opened = start.startsWith(OPEN);
   // The tag may still be on its way, a few characters a frame.
-  if (!opened && start && OPEN.startsWith(start)) return { thinking: "", answer: "", open: true };
+  if (!opened && text && OPEN.startsWith(start)) return { thinking: "", answer: "", open: true };
   const body = opened ? start.slice(OPEN.length) : text;
   const end = body.indexOf(CLOSE);
   if (end >= 0) return { thinking: body.slice(0, end).trim(), answer: body.slice(end + CLOSE.length).trimStart(), open: false };
