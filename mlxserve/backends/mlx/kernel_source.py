@@ -5,7 +5,9 @@ A factory is ``metal`` on a GPU, the simulator's elsewhere. Knows nothing of any
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
+
+from mlxserve.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,18 @@ def kernel_directory() -> Path:
     here = Path(__file__).resolve()
     checkout = here.parents[3] / "kernels"
     return checkout if (checkout / "qmv_int4.metal").exists() else here.parent / "metal"
+
+
+def simulated() -> KernelFactory:
+    """Builds for the simulator in the repository's kernels/sim: the same sources on the CPU, unchecked. Raises
+    ConfigError where mlxserve is installed without the repository."""
+    checkout = kernel_directory().parent
+    if not (checkout / "kernels" / "sim").is_dir():
+        raise ConfigError("MLXSERVE_KERNELS", "sim", "needs a checkout of the repository, which has the simulator")
+    if str(checkout) not in sys.path:
+        sys.path.append(str(checkout))  # the simulator is a package beside ours, not part of it
+    simulator = importlib.import_module("kernels.sim").Simulator(sanitize=False)
+    return cast(KernelFactory, importlib.import_module("kernels.sim.factory").simulated(simulator))
 
 
 def strip_comments(text: str) -> str:
