@@ -19,6 +19,8 @@ from mlxserve.errors import MlxserveError
 COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's endpoints",
     "generate": "complete a prompt, or answer a chat message, on the terminal",
+    "bench": "compare engines on this machine, or send load to a server",
+    "kv-demo": "step through the KV block manager by hand",
     "chat": "chat in the terminal with a running server, or with one of its own",
 }
 
