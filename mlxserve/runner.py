@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic
 
-from mlxserve.backends.base import Backend, LoadedModel, Samples
+from mlxserve.backends.base import Backend, KVPool, LoadedModel, Samples
 from mlxserve.backends.batch import HostBatch, host_batch
 from mlxserve.backends.sampling import SamplePlan, plan_samples
 from mlxserve.config import EngineConfig
@@ -37,7 +37,8 @@ class DeviceRunner(ModelRunner, Generic[A, B]):
         self._model = model
         self._backend = backend
         self._device = device
-        self._pool = device.submit(backend.new_pool, model.spec, self.num_blocks, self.block_size).result()
+        pool = device.submit(backend.new_pool, model.spec, self.num_blocks, self.block_size).result()
+        self._pool: KVPool[A, B] | None = pool
         self._computing: Samples[A] | None = None  # the device thread's own: a step begun and not waited for
 
     def forward(self, batch: ForwardBatch, prev: Pending | None) -> _Forward[A, B]:
@@ -52,9 +53,10 @@ class DeviceRunner(ModelRunner, Generic[A, B]):
 
     def close(self) -> None:
         self._device.shutdown(wait=True, cancel_futures=True)
-        del self._pool
+        self._pool = None
 
     def _forward(self, host: HostBatch, prev: _Pending[A, B] | None) -> A:
+        assert self._pool is not None, "closed"
         late = prev.samples.result().tokens if prev is not None and host.late_at.size else None
         busy = self._computing is not None
         return self._backend.forward(self._model.decoder, self._pool, host, late, busy)

@@ -36,13 +36,13 @@ def _sample(logits: mx.array, plan: SamplePlan) -> tuple[mx.array, mx.array, mx.
     """logits [rows, V] -> tokens, highest adjusted logit, highest raw logit, margin over the second best; [R] each."""
     raw = logits[_ints(plan.rows)].astype(mx.float32)
     x = raw if plan.plain else _adjust(raw, plan)
-    highest = x.max(-1)
+    highest, raw_highest = x.max(-1), raw.max(-1)
     if plan.noise is not None:
         rows = _ints(plan.noise.rows)
         x[rows] = _perturb(x[rows], plan.noise)
     tokens = mx.argmax(x, axis=-1)
     others = mx.where(mx.arange(x.shape[1]) == tokens[:, None], -math.inf, x)
-    return tokens, highest, raw.max(-1), x.max(-1) - others.max(-1)
+    return tokens, highest, raw_highest, x.max(-1) - others.max(-1)
 
 
 def _nothing() -> tuple[mx.array, mx.array, mx.array, mx.array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from mlxserve.backends.base import Samples
@@ -30,7 +31,7 @@ class TorchSamples(Samples[Tensor]):
 
 def sample(logits: Tensor, plan: SamplePlan) -> TorchSamples:
     """logits [rows, vocabulary]"""
-    raw = logits if _is_identity(plan, len(logits)) else logits[torch.from_numpy(plan.rows)]
+    raw = logits if np.array_equal(plan.rows, np.arange(len(logits))) else logits[torch.from_numpy(plan.rows)]
     raw = raw.float()
     raw_highest = raw.amax(-1)
     x = raw if plan.plain else _adjust(raw.clone(), plan)
@@ -49,10 +50,6 @@ def sample(logits: Tensor, plan: SamplePlan) -> TorchSamples:
         _scores(logits, plan, tokens),
     )
     return TorchSamples(tokens, result)
-
-
-def _is_identity(plan: SamplePlan, rows: int) -> bool:
-    return len(plan.rows) == rows and bool((plan.rows[1:] - plan.rows[:-1] == 1).all()) and plan.rows[0] == 0
 
 
 def _adjust(x: Tensor, plan: SamplePlan) -> Tensor:
