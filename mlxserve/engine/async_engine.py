@@ -10,13 +10,13 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from mlxserve.engine.delta_stream import DeltaStream
 from mlxserve.engine.interfaces import EngineCore
+from mlxserve.engine.readers import Readers, call
 from mlxserve.errors import EngineUnavailable, MlxserveError
 from mlxserve.types import Delta, Request, Snapshot, Stats
 
@@ -34,36 +34,6 @@ class _Command:
     refuse: Callable[[MlxserveError], None] = lambda error: None
 
 
-@dataclass(slots=True)
-class _Reader:
-    """Who reads a request's deltas, and how many of its choices have not finished."""
-
-    stream: DeltaStream
-    live: int
-
-
-class _Mailbox:
-    """Carries deltas to one event loop: one wake-up a step at most, and none while another is pending."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._mail: deque[tuple[DeltaStream, Delta]] = deque()
-        self._woken = False
-
-    def post(self, mail: list[tuple[DeltaStream, Delta]]) -> None:
-        """Engine's thread. Raises RuntimeError when the loop is closed."""
-        self._mail.extend(mail)
-        if not self._woken:
-            self._woken = True
-            self.loop.call_soon_threadsafe(self._drain)
-
-    def _drain(self) -> None:
-        self._woken = False  # first: what is posted from now on wakes again
-        while self._mail:
-            stream, delta = self._mail.popleft()
-            stream.put(delta)
-
-
 class ThreadedEngine:
     """Runs an engine in a thread. Its methods may be called from any thread, ``generate`` in any event loop.
 
@@ -78,8 +48,7 @@ class ThreadedEngine:
         self._down: str | None = "The engine has not been started"
         self._thread = threading.Thread(target=self._run, name="mlxserve-engine", daemon=True)
         # The engine's thread only:
-        self._readers: dict[str, _Reader] = {}
-        self._mailboxes: dict[asyncio.AbstractEventLoop, _Mailbox] = {}
+        self._readers = Readers()
         self._drain_until: float | None = None  # set when shutting down
 
     def start(self) -> None:
@@ -127,8 +96,8 @@ class ThreadedEngine:
 
         self._submit(
             _Command(
-                lambda: _call(loop, partial(settle, self._core.snapshot())),
-                lambda error: _call(loop, partial(settle, error)),
+                lambda: call(loop, partial(settle, self._core.snapshot())),
+                lambda error: call(loop, partial(settle, error)),
             )
         )
         return await answer
@@ -168,7 +137,8 @@ class ThreadedEngine:
         try:
             while not self._done():
                 self._obey()
-                self._deliver(self._core.step())
+                for request_id in self._readers.deliver(self._core.step()):
+                    self._core.abort(request_id)
             self._close("The engine has been shut down")
         except Exception as error:  # the thread's last resort: a fault of ours, and whoever waits must be told
             _log.exception("The engine died")
@@ -178,7 +148,7 @@ class ThreadedEngine:
         if self._drain_until is None:
             return False
         if time.monotonic() >= self._drain_until:
-            for request_id in list(self._readers):
+            for request_id in self._readers.ids():
                 self._core.abort(request_id)
         return not self._core.has_work()
 
@@ -196,40 +166,14 @@ class ThreadedEngine:
         try:
             self._core.add(request)
         except MlxserveError as error:
-            _call(stream.loop, partial(stream.fail, error))
+            call(stream.loop, partial(stream.fail, error))
             return
-        self._readers[request.request_id] = _Reader(stream, request.params.n)
+        self._readers.add(request, stream)
 
     def _abandon(self, request_id: str, stream: DeltaStream) -> None:
         """The reader has gone. Not if the request was refused because another one has its id."""
-        reader = self._readers.get(request_id)
-        if reader is not None and reader.stream is stream:
+        if self._readers.holds(request_id, stream):
             self._core.abort(request_id)
-
-    def _deliver(self, deltas: list[Delta]) -> None:
-        if not deltas:
-            return
-        mail: dict[asyncio.AbstractEventLoop, list[tuple[DeltaStream, Delta]]] = {}
-        for delta in deltas:
-            reader = self._readers[delta.request_id]
-            mail.setdefault(reader.stream.loop, []).append((reader.stream, delta))
-            if delta.finish_reason is not None:
-                reader.live -= 1
-                if not reader.live:
-                    del self._readers[delta.request_id]
-        for loop, letters in mail.items():
-            self._post(loop, letters)
-
-    def _post(self, loop: asyncio.AbstractEventLoop, letters: list[tuple[DeltaStream, Delta]]) -> None:
-        mailbox = self._mailboxes.get(loop)
-        if mailbox is None:
-            self._mailboxes = {old: box for old, box in self._mailboxes.items() if not old.is_closed()}
-            mailbox = self._mailboxes[loop] = _Mailbox(loop)
-        try:
-            mailbox.post(letters)
-        except RuntimeError:  # the loop is closed: nobody will ever read these
-            for stream, delta in letters:
-                self._abandon(delta.request_id, stream)
 
     def _close(self, reason: str) -> None:
         with self._lock:
@@ -237,14 +181,5 @@ class ThreadedEngine:
         error = EngineUnavailable(reason)
         while not self._commands.empty():
             self._commands.get().refuse(error)
-        for reader in self._readers.values():
-            _call(reader.stream.loop, partial(reader.stream.fail, error))
+        self._readers.fail_all(error)
         self._core.close()
-
-
-def _call(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """From another thread; nothing when the loop is closed, because then nobody waits."""
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:
-        return

@@ -99,7 +99,7 @@ def test_closing_the_generator_aborts():
         stats = engine.stats()
         assert (stats.requests_running, stats.queue_depth, stats.requests_aborted) == (0, 0, 40)
         assert stats.kv_blocks_used == stats.kv_blocks_cached
-        assert not engine._readers
+        assert not engine._readers.ids()
 
     with running(slow_core()) as engine:
         play(scenario)
