@@ -47,11 +47,18 @@ class Compiler:
         arm = platform.machine() in ("aarch64", "arm64")
         march = "armv8.2-a+fp16" if arm else "x86_64_v3" if self.kind == "zig" else "x86-64-v3"
         flags = ["-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-math-errno"]
-        flags += ["-w", "-fno-diagnostics-show-caret", "-O2", f"-march={march}", "-ffp-contract=off"]
+        flags += ["-w", "-O2", f"-march={march}", "-ffp-contract=off"]
         if self.kind == "gcc":
-            flags += ["-fsingle-precision-constant"] + ([] if arm else ["-fexcess-precision=16"])
+            flags += ["-fno-diagnostics-show-caret", "-fsingle-precision-constant"] + (
+                [] if arm else ["-fexcess-precision=16"]
+            )
         else:
-            flags += ["-Wno-reserved-user-defined-literal", "-Xclang", "-ffloat16-excess-precision=none"]
+            flags += [
+                "-fno-caret-diagnostics",
+                "-Wno-reserved-user-defined-literal",
+                "-Xclang",
+                "-ffloat16-excess-precision=none",
+            ]
         if mode == "plain":
             return [*flags, "-fno-sanitize=all"] if self.kind == "zig" else flags
         return flags + self._checked(mode)
@@ -91,7 +98,11 @@ class Compiler:
 
 
 def _version(command: tuple[str, ...]) -> str:
-    return subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"the C++ compiler {' '.join(command)} does not run: {error}") from error
+    return done.stdout.splitlines()[0]
 
 
 @cache

@@ -11,6 +11,7 @@ from kernels.sim.launch import to_numpy
 
 pytestmark = pytest.mark.quick
 
+SIM = Simulator(vary=False)
 LANE = np.arange(32)
 X = np.random.default_rng(0).standard_normal(32).astype(np.float32)
 
@@ -18,7 +19,7 @@ X = np.random.default_rng(0).standard_normal(32).astype(np.float32)
 def each_lane(expression: str, dtype: mx.Dtype = mx.float32, before: str = "") -> np.ndarray:
     """The expression's value in each lane l of one simdgroup; a is X."""
     body = f"uint l = thread_index_in_simdgroup; {before} o[l] = {expression};"
-    kernel = Simulator().metal_kernel("op", ["a"], ["o"], body)
+    kernel = SIM.metal_kernel("op", ["a"], ["o"], body)
     (out,) = kernel(
         inputs=[mx.array(X)],
         grid=(32, 1, 1),
@@ -42,7 +43,7 @@ def test_sixteen_bit_arithmetic_rounds_after_every_operation(dtype: mx.Dtype) ->
     """Bit for bit on random bit patterns, not-a-number apart."""
     rng = np.random.default_rng(1)
     a, b = (mx.array(rng.integers(0, 65536, 16384).astype(np.uint16)).view(dtype) for _ in range(2))
-    kernel = Simulator(vary=False).metal_kernel(
+    kernel = SIM.metal_kernel(
         "arithmetic",
         ["a", "b"],
         ["s", "m", "d", "c"],
@@ -91,7 +92,7 @@ EXACT = {
 def test_simd_operations() -> None:
     names = list(EXACT)
     body = "uint l = thread_index_in_simdgroup;\n" + "\n".join(f"o[{i * 32} + l] = {e};" for i, e in enumerate(names))
-    kernel = Simulator().metal_kernel("operations", ["a"], ["o"], body)
+    kernel = SIM.metal_kernel("operations", ["a"], ["o"], body)
     (out,) = kernel(
         inputs=[mx.array(X)],
         grid=(32, 1, 1),
@@ -127,7 +128,7 @@ def test_simdgroup_matrix() -> None:
       simdgroup_multiply(C, A, Bt); simdgroup_store(C, p, 8); (void)thread_index_in_simdgroup;
     """
     reports: list[Report] = []
-    kernel = Simulator(on_report=reports.append).metal_kernel("matrix", ["a", "b"], ["o", "p"], body)
+    kernel = Simulator(vary=False, on_report=reports.append).metal_kernel("matrix", ["a", "b"], ["o", "p"], body)
     got, transposed = kernel(
         inputs=[mx.array(a), mx.array(b)],
         grid=(32, 1, 1),
@@ -148,7 +149,7 @@ def test_positions_in_an_uneven_grid() -> None:
         && thread_index_in_threadgroup == (q.z * n.y + q.y) * n.x + q.x;
       o[(p.z * g.y + p.y) * g.x + p.x] = ok;
     """
-    kernel = Simulator().metal_kernel("positions", ["a"], ["o"], body)
+    kernel = SIM.metal_kernel("positions", ["a"], ["o"], body)
     (out,) = kernel(
         inputs=[mx.array(X)],
         grid=(19, 7, 3),
@@ -162,7 +163,7 @@ def test_positions_in_an_uneven_grid() -> None:
 def test_strided_inputs_scalars_and_initial_values() -> None:
     v = mx.array(np.random.default_rng(3).standard_normal((6, 8)).astype(np.float32))[1::2, ::3].T
     body = "uint i = thread_position_in_grid.x; if (i > 0) o[i] = a[elem_to_loc(i, a_shape, a_strides, a_ndim)] * s;"
-    kernel = Simulator().metal_kernel("strided", ["a", "s"], ["o"], body, ensure_row_contiguous=False)
+    kernel = SIM.metal_kernel("strided", ["a", "s"], ["o"], body, ensure_row_contiguous=False)
     (out,) = kernel(
         inputs=[v, 2.0],
         grid=(v.size, 1, 1),
@@ -187,7 +188,7 @@ def test_threadgroup_memory_after_a_line_marker_and_in_each_template_instantiati
         return s[31 - l];
       }
     """
-    kernel = Simulator().metal_kernel(
+    kernel = SIM.metal_kernel(
         "lines", ["a"], ["o"], "uint l = thread_index_in_simdgroup; o[l] = turn<1>(a[l], l) + turn<2>(a[l], l);", header
     )
     (out,) = kernel(
@@ -207,7 +208,7 @@ def test_counters() -> None:
       uint i = thread_position_in_grid.x; float x = a[i];
       threadgroup_barrier(mem_flags::mem_device); o[i] = x + a[i ^ 1] + simd_sum(x);
     """
-    kernel = Simulator(on_report=reports.append).metal_kernel("count", ["a"], ["o"], body)
+    kernel = Simulator(vary=False, on_report=reports.append).metal_kernel("count", ["a"], ["o"], body)
     kernel(
         inputs=[mx.zeros((64,))],
         grid=(64, 1, 1),
