@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,21 +69,15 @@ class TorchPool(KVPool[torch.Tensor, TorchBatch]):
         assert all(a.kv_heads == self.kv_heads for a in self.layers)
         self.dtype = dtype
         shapes = [(num_blocks, a.kv_heads, block_size, a.head_dim) for a in self.layers]
-        self.k_pools = [_lazy_zeros(shape, dtype) for shape in shapes]
-        self.v_pools = [_lazy_zeros(shape, dtype) for shape in shapes]
+        self.k_pools = [lazy_zeros(shape, dtype) for shape in shapes]
+        self.v_pools = [lazy_zeros(shape, dtype) for shape in shapes]
         self.frequencies = {
             rope: torch.tensor(rope.inv_freq, dtype=torch.float32) for rope in {a.rope for a in self.layers} if rope
         }
 
     def batch(self, host: HostBatch, late_tokens: torch.Tensor | None) -> TorchBatch:
-        if host.copy_targets.size:
-            sources, targets = torch.from_numpy(host.copy_sources), torch.from_numpy(host.copy_targets)
-            for pool in (*self.k_pools, *self.v_pools):
-                pool[targets] = pool[sources]
-        tokens = torch.from_numpy(host.tokens)
-        if host.late_at.size:
-            assert late_tokens is not None
-            tokens[torch.from_numpy(host.late_at)] = late_tokens[torch.from_numpy(host.late_rows)]
+        copy_pages(host, (*self.k_pools, *self.v_pools))
+        tokens = token_ids(host, late_tokens)
         positions = torch.from_numpy(host.positions).float()
         rotations = {rope: rotation(positions, rope, f) for rope, f in self.frequencies.items()}
         plans = {w: self._plan(host.attention_plan(w), len(tokens)) for w in {a.window for a in self.layers}}
@@ -117,13 +112,30 @@ class TorchPool(KVPool[torch.Tensor, TorchBatch]):
         return torch.zeros(visible.shape, dtype=self.dtype).masked_fill_(torch.from_numpy(~visible), -math.inf)
 
 
+def copy_pages(host: HostBatch, pools: Sequence[torch.Tensor]) -> None:
+    """Does the step's page copies in pools of [num_blocks, ...]."""
+    if host.copy_targets.size:
+        sources, targets = torch.from_numpy(host.copy_sources), torch.from_numpy(host.copy_targets)
+        for pool in pools:
+            pool[targets] = pool[sources]
+
+
+def token_ids(host: HostBatch, late_tokens: torch.Tensor | None) -> torch.Tensor:
+    """[T] with the tokens that the previous step sampled."""
+    tokens = torch.from_numpy(host.tokens)
+    if host.late_at.size:
+        assert late_tokens is not None
+        tokens[torch.from_numpy(host.late_at)] = late_tokens[torch.from_numpy(host.late_rows)]
+    return tokens
+
+
 def rotation(positions: torch.Tensor, rope: Rope, inv_freq: torch.Tensor) -> Rotation:
     angles = positions[:, None] * inv_freq
     cos, sin = angles.cos() * rope.factor, angles.sin() * rope.factor
     return Rotation(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """numpy asks the system for zeroed pages; torch.zeros would write them all."""
     size = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
