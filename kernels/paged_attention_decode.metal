@@ -54,22 +54,22 @@ void paged_attention(const device T* queries, const device T* key_pages, const d
   for (int token = begin + turn * TOKENS; token < stop; token += SG * TOKENS) {
     Fragment scores[TILES][2];
     long page[2];  // offset of each half's first token
-    for (int half8 = 0; half8 < 2; half8++) {
-      const int t0 = token + 8 * half8;
+    for (int part = 0; part < 2; part++) {
+      const int t0 = token + 8 * part;
       const int block = t0 < stop ? block_tables[sequence * sizes[1] + t0 / BLOCK] : 0;
-      page[half8] = ((long(block) * heads + kv_head) * BLOCK + t0 % BLOCK) * D;
-      for (int t = 0; t < TILES; t++) scores[t][half8].thread_elements() = float2(0.0f);
+      page[part] = ((long(block) * heads + kv_head) * BLOCK + t0 % BLOCK) * D;
+      for (int t = 0; t < TILES; t++) scores[t][part].thread_elements() = float2(0.0f);
       bool inside[2];
       for (int c = 0; c < 2; c++) inside[c] = t0 + fn + c >= lowest && t0 + fn + c < stop;
       for (int i = 0; i < FRAGMENTS / WK; i++) {
         float run[2][WK];
         for (int c = 0; c < 2; c++)
-          load_run<T, WK>(key_pages + page[half8] + (fn + c) * D + (8 * i + fm) * WK, inside[c], run[c]);
+          load_run<T, WK>(key_pages + page[part] + (fn + c) * D + (8 * i + fm) * WK, inside[c], run[c]);
         for (int e = 0; e < WK; e++) {
           Fragment keys;
           keys.thread_elements() = float2(run[0][e], run[1][e]);
           for (int t = 0; t < TILES; t++)
-            simdgroup_multiply_accumulate(scores[t][half8], query[t * FRAGMENTS + i * WK + e], keys, scores[t][half8]);
+            simdgroup_multiply_accumulate(scores[t][part], query[t * FRAGMENTS + i * WK + e], keys, scores[t][part]);
         }
       }
     }
@@ -97,17 +97,17 @@ void paged_attention(const device T* queries, const device T* key_pages, const d
       }
       for (int j = 0; j < FRAGMENTS; j++) sum[t * FRAGMENTS + j].thread_elements() *= keep;
     }
-    for (int half8 = 0; half8 < 2; half8++) {
-      const int n = token + 8 * half8 + fm;
+    for (int part = 0; part < 2; part++) {
+      const int n = token + 8 * part + fm;
       for (int i = 0; i < D / (4 * WV); i++) {
         float run[WV];
-        load_run<T, WV>(value_pages + page[half8] + fm * D + (4 * i + fn / 2) * WV, n >= lowest && n < stop, run);
+        load_run<T, WV>(value_pages + page[part] + fm * D + (4 * i + fn / 2) * WV, n >= lowest && n < stop, run);
         for (int f = 0; f < WV / 2; f++) {
           Fragment values;
           values.thread_elements() = float2(run[2 * f], run[2 * f + 1]);
           for (int t = 0; t < TILES; t++) {
             thread Fragment& o = sum[t * FRAGMENTS + i * (WV / 2) + f];
-            simdgroup_multiply_accumulate(o, scores[t][half8], values, o);
+            simdgroup_multiply_accumulate(o, scores[t][part], values, o);
           }
         }
       }

@@ -68,16 +68,21 @@ class Qmv:
     bias: bool = False
     residual: bool = False
     tile: QmvTile | None = None
+    weight_dtype: mx.Dtype | None = None  # of scales, biases and the norm's weight, where it is not x's
+
+    @property
+    def _weights(self) -> mx.Dtype:
+        return self.weight_dtype or self.dtype
 
     def weight(self, rng: np.random.Generator) -> PackedWeight:
         packed, scales, biases = mx.quantize(random(rng, self.n, self.k), self.group, self.bits)
-        return PackedWeight(packed, scales.astype(self.dtype), biases.astype(self.dtype), self.bits, self.group)
+        return PackedWeight(packed, scales.astype(self._weights), biases.astype(self._weights), self.bits, self.group)
 
     def arguments(self, rng: np.random.Generator) -> tuple[mx.array, dict[str, Any]]:
         """x and the options."""
         n_out = self.n // 2 if self.act else self.n
         return random(rng, self.rows, self.k, dtype=self.dtype), {
-            "norm": RmsNorm(random(rng, self.k, dtype=self.dtype), 1e-5) if self.norm else None,
+            "norm": RmsNorm(random(rng, self.k, dtype=self._weights), 1e-5) if self.norm else None,
             "act": self.act,
             "bias": random(rng, self.n, dtype=self.dtype) if self.bias else None,
             "residual": random(rng, self.rows, n_out, dtype=self.dtype) if self.residual else None,

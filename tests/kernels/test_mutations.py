@@ -90,8 +90,8 @@ MUTATIONS = {
     "accumulator not reset between rows": {
         "qmv_int4": ("for (int r = 0; r < R; r++) {\nfloat dot = 0;", "float dot = 0;\nfor (int r = 0; r < R; r++) {"),
         "paged_attention_decode": (
-            "scores[t][half8].thread_elements() = float2(0.0f);",
-            "if (token == begin) scores[t][half8].thread_elements() = float2(0.0f);",
+            "scores[t][part].thread_elements() = float2(0.0f);",
+            "if (token == begin) scores[t][part].thread_elements() = float2(0.0f);",
         ),
         "paged_attention_reduce": (
             "float sum[(D / 2 + 31) / 32][2];\nfor (int j = 0; j < (D / 2 + 31) / 32; j++) sum[j][0] = sum[j][1] = 0;",

@@ -26,6 +26,7 @@ GRID = [
     Qmv(4, 20, 384, mx.bfloat16, bits=8, group=128),
     Qmv(2, 16, 1536, mx.float32, group=32, act="silu", norm=True),
     Qmv(1, 600, 64, group=64, bias=True, norm=True),
+    Qmv(2, 24, 192, group=32, norm=True, weight_dtype=mx.float32),
     Qmv(1, 16, 4608, mx.bfloat16, group=128),  # x is staged more than once
 ]
 
