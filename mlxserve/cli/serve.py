@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,11 +14,14 @@ from mlxserve.api import server, web
 from mlxserve.api.app import create_app
 from mlxserve.api.settings import ApiSettings
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
-from mlxserve.cli.startup import startup_plan
 from mlxserve.config import ServerConfig
-from mlxserve.engine.async_engine import ThreadedEngine
 from mlxserve.errors import ConfigError
-from mlxserve.llm import Progress, assemble
+from mlxserve.formats.checkpoint import open_checkpoint
+from mlxserve.ipc.engine import ProcessEngine
+from mlxserve.text.load import load_text
+
+# -P: not the working directory, where a model's files may lie, but the installed packages are imported.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlxserve.cli.engine_process")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,22 +43,22 @@ def run(args: argparse.Namespace) -> int:
     keys = _read_keys(args.api_key_file)
     engine_settings = engine_config(args)
     listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
-    with loading_bar() as progress:
-        parts = assemble(model_config(args), engine_settings, progress)
-    engine = ThreadedEngine(parts.core)
-    engine.start()
-    settings = ApiSettings(
-        served_names=(parts.info.name, *config.served_model_names), strict=args.strict, api_keys=keys
-    )
-    live = web.Live(engine, parts.info)
-    app = create_app(engine, parts.text, parts.info, settings, pages=web.routes(live))
+    model = model_config(args)
+    checkpoint = open_checkpoint(model.model)
+    engine = ProcessEngine(ENGINE_COMMAND, model, engine_settings)
     try:
+        with loading_bar() as progress:
+            info, plan = engine.start(progress)
+        text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
+        names = (info.name, *config.served_model_names)
+        settings = ApiSettings(served_names=names, strict=args.strict, api_keys=keys)
+        live = web.Live(engine, info)
         server.serve(
-            app,
+            create_app(engine, text, info, settings, pages=web.routes(live)),
             config.host,
             config.port,
             listening=listening,
-            on_ready=lambda url: print("\n".join([*startup_plan(parts), f"address          {url}"]), flush=True),
+            on_ready=lambda url: print("\n".join([*plan, f"address          {url}"]), flush=True),
             on_drain=live.close,
         )
     finally:
@@ -77,7 +80,7 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def loading_bar() -> Iterator[Progress]:
+def loading_bar() -> Iterator[Callable[[int, int], None]]:
     """Shows on a terminal how far the weights have been read."""
     with tqdm(desc="loading weights", unit="tensor", leave=False, disable=None, file=sys.stderr) as bar:
 

@@ -53,6 +53,9 @@ class Readers:
     def add(self, request: Request, stream: DeltaStream) -> None:
         self._readers[request.request_id] = _Reader(stream, request.params.n)
 
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._readers
+
     def holds(self, request_id: str, stream: DeltaStream) -> bool:
         """Whether this very stream reads the request."""
         reader = self._readers.get(request_id)
