@@ -156,6 +156,8 @@ class ProcessEngine:
                 process.wait()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._channel is not None:
+            self._channel.close()
 
     def _send(self, message: ToEngine) -> None:
         """Nothing when the process is gone: the listening thread finds that out and tells everybody."""

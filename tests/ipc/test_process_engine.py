@@ -1,0 +1,214 @@
+"""The engine in a process of its own: the same answers as in a thread, and what happens when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+import pytest
+
+from mlxserve.config import EngineConfig, ModelConfig
+from mlxserve.errors import BadRequest, CheckpointError, EngineUnavailable
+from mlxserve.ipc.engine import ProcessEngine
+from mlxserve.types import Request
+from tests.engine.support import Outputs, collect, expected, request
+from tests.ipc.fake_process import DEADLY
+
+COMMAND = (sys.executable, "-m", "tests.ipc.fake_process")
+
+
+@contextmanager
+def running(model: str = "fake") -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(COMMAND, ModelConfig(model=model), EngineConfig())
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def read(engine: ProcessEngine, r: Request) -> tuple[int, ...]:
+    outputs: Outputs = {}
+    async for delta in engine.generate(r):
+        collect(outputs, [delta])
+    return outputs[r.request_id, 0].tokens
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_it_loads_says_what_it_is_and_answers() -> None:
+    async def scenario() -> None:
+        wanted = [request(f"r{i}", prompt=5 + i, max_tokens=20) for i in range(12)]
+        got = await asyncio.gather(*(read(engine, r) for r in wanted))
+        assert got == [expected(r) for r in wanted]
+        await eventually(lambda: engine.stats().requests_completed == 12)
+        snapshot = await engine.snapshot()
+        assert len(snapshot.blocks) == 400
+        assert engine.healthy() is None
+
+    engine = ProcessEngine(COMMAND, ModelConfig(model="fake"), EngineConfig())
+    seen: list[tuple[int, int]] = []
+    try:
+        info, plan = engine.start(lambda done, total: seen.append((done, total)))
+        assert (info.name, plan, seen) == ("fake", ["plan"], [(1, 2), (2, 2)])
+        assert engine.stats().requests_total == 0
+        play(scenario)
+    finally:
+        engine.shutdown()
+    assert engine.healthy() == "The engine is shutting down"
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "words"),
+    [("broken", CheckpointError, "the model is broken"), ("crash", EngineUnavailable, "exit status 7")],
+)
+def test_a_model_that_does_not_load(model: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words), running(model):
+        pass
+
+
+def test_refusals_come_before_the_first_delta_and_harm_nobody() -> None:
+    async def scenario() -> None:
+        long = request("long", prompt=9, max_tokens=5000)
+        with pytest.raises(BadRequest) as refused:
+            await read(engine, long)
+        assert refused.value.code == "context_length_exceeded"
+        first = engine.generate(request("same", max_tokens=400, ignore_eos=True))
+        await anext(first)
+        with pytest.raises(BadRequest, match="already in flight"):
+            await read(engine, request("same"))
+        await first.aclose()
+        await eventually(lambda: engine.stats().requests_aborted == 1)
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_a_choice_can_be_cut() -> None:
+    async def scenario() -> None:
+        outputs: Outputs = {}
+        async with aclosing(engine.generate(request("r", max_tokens=400, ignore_eos=True))) as deltas:
+            async for delta in deltas:
+                collect(outputs, [delta])
+                if len(outputs["r", 0].tokens) >= 5:
+                    engine.abort("r", 0, keep=5)
+        last = outputs["r", 0].deltas[-1]
+        assert last.finish_reason == "abort"
+        assert last.usage is not None
+        assert last.usage.completion_tokens == 5
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_a_crash_is_told_and_the_engine_comes_back() -> None:
+    async def scenario() -> None:
+        first_pid = engine.pid
+        steady = asyncio.create_task(read(engine, request("steady", max_tokens=400, ignore_eos=True)))
+        await eventually(lambda: engine.stats().requests_active == 1)
+        watcher = asyncio.create_task(engine.snapshot())
+        await watcher
+        with pytest.raises(EngineUnavailable, match=f"signal {signal.SIGABRT.value}"):
+            await read(engine, request("deadly", prompt=(DEADLY, 1, 2)))
+        with pytest.raises(EngineUnavailable):
+            await steady
+        await eventually(lambda: engine.healthy() is None)
+        assert engine.pid != first_pid
+        again = request("again", max_tokens=20)
+        assert await read(engine, again) == expected(again)
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_while_it_is_down_requests_are_refused_at_once() -> None:
+    async def scenario() -> None:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await eventually(lambda: engine.healthy() is not None)
+        assert "signal 9" in (engine.healthy() or "")
+        with pytest.raises(EngineUnavailable, match="signal 9"):
+            await read(engine, request())
+        with pytest.raises(EngineUnavailable):
+            await engine.snapshot()
+        await eventually(lambda: engine.healthy() is None)
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_killed_at_random_moments_nothing_hangs_and_nothing_is_wrong() -> None:
+    """Every request is either answered as the reference says or told that the engine is gone."""
+
+    async def client(number: int, rng: random.Random) -> str:
+        told = 0
+        while True:
+            r = request(f"{number}-{told}", prompt=rng.randint(1, 60), max_tokens=rng.randint(1, 40))
+            try:
+                assert await read(engine, r) == expected(r)
+            except EngineUnavailable:
+                told += 1
+                await asyncio.sleep(0.02)
+                continue
+            return "told" if told else "answered"
+
+    async def killer(rng: random.Random) -> None:
+        for _ in range(5):
+            await asyncio.sleep(rng.uniform(0.0, 0.4))
+            if (pid := engine.pid) is not None and engine.healthy() is None:
+                os.kill(pid, signal.SIGKILL)
+
+    async def scenario() -> None:
+        rng = random.Random(7)
+        killing = asyncio.create_task(killer(rng))
+        fates = []
+        while not killing.done():
+            fates += await asyncio.gather(*(client(len(fates) * 100 + i, rng) for i in range(8)))
+        await killing
+        assert "told" in fates
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_shutdown_drains() -> None:
+    async def scenario() -> None:
+        r = request("r", max_tokens=60, ignore_eos=True)
+        reading = asyncio.create_task(read(engine, r))
+        await eventually(lambda: engine.stats().requests_active == 1)
+        await asyncio.to_thread(engine.shutdown, 20.0)
+        assert len(await reading) == 60
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_the_process_does_not_outlive_its_server() -> None:
+    with running() as engine:
+        pid = engine.pid
+        assert pid is not None
+        assert engine._channel is not None
+        engine._closing.set()  # as when the server is killed, nobody starts another
+        engine._channel.close()
+        end = time.monotonic() + 10
+        while engine._process is not None and engine._process.poll() is None:
+            assert time.monotonic() < end, "the process lives on"
+            time.sleep(0.02)
