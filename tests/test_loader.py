@@ -91,7 +91,7 @@ class TestConfig:
             ({"rope_theta": None, "rope_parameters": [1]}, "rope_parameters"),
             ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
             ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
-            ({"partial_rotary_factor": 0.2}, "partial_rotary_factor"),
+            ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ],
     )
     def test_what_is_not_supported_is_named(self, change: dict[str, Any], named: str) -> None:

@@ -39,7 +39,7 @@ class Config:
             raise self.error(key, value, "must be a number above 0")
         return float(value)
 
-    def optional_float(self, key: str) -> float | None:
+    def optional_number(self, key: str) -> float | None:
         return self.number(key) if self.has(key) else None
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -82,11 +82,11 @@ class Config:
             raise self.error(key, value, "must be an object")
         return Config(value, f"{self.path}{key}.")
 
-    def refuse(self, key: str, *allowed: object) -> None:
-        """Raises when ``key`` is present with a value that this program does not implement."""
+    def refuse(self, key: str, allowed: object) -> None:
+        """Raises when ``key`` has another value than the only one that is implemented, which is also its default."""
         value = self.values.get(key)
-        if value is not None and value not in allowed:
-            raise self.error(key, value, "is not supported" + "".join(f"; only {a!r} is" for a in allowed[:1]))
+        if value is not None and value != allowed:
+            raise self.error(key, value, f"only {allowed!r} is supported")
 
     def error(self, key: str, value: object, limit: str) -> CheckpointError:
         text = repr(value)

@@ -28,7 +28,7 @@ class Decoder(Generic[A, B]):
             self.blocks += [builder.attention(index, layer), builder.mlp(layer)]
         self.norm = reader.norm("model.norm", spec.hidden, spec.eps, spec.norm_offset)
         self.head = self.embed if spec.tied else reader.linear(["lm_head"], (spec.vocab,), spec.hidden, bias=False)
-        reader.finish(("lm_head.weight", *spec.ignored_weights) if spec.tied else spec.ignored_weights)
+        reader.finish(redundant=("lm_head.weight",) if spec.tied else ())
 
     def __call__(self, batch: B) -> A:
         """[T] tokens -> [R, vocabulary] logits."""

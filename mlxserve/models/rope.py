@@ -46,19 +46,20 @@ def make_rope(
     layer_type: str | None = None,
     base: float | None = None,
     default_base: float = DEFAULT_BASE,
-    default_partial: float = 1.0,
+    partial: bool = False,
 ) -> Rope:
-    """The RoPE of one type of layer.
+    """The RoPE of one type of layer. ``base`` overrules the config, ``default_base`` holds when it says nothing.
 
-    ``base`` overrules what the config says; ``default_base`` and ``default_partial`` (the share of a head that is
-    rotated) hold when it says nothing.
+    ``partial``: whether the family can rotate a part of each head only.
     """
     section = rope_section(config, layer_type)
     theta = base or section.number("rope_theta", config.number("rope_theta", default_base))
-    partial = section.number("partial_rotary_factor", config.number("partial_rotary_factor", default_partial))
-    dims = int(head_dim * partial)
+    share = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if share != 1 and not partial:
+        raise config.error("partial_rotary_factor", share, "this family rotates all of a head")
+    dims = int(head_dim * share)
     if dims < 2 or dims % 2 or dims > head_dim:
-        raise config.error("partial_rotary_factor", partial, f"must rotate an even number of the {head_dim} dimensions")
+        raise config.error("partial_rotary_factor", share, f"must rotate an even number of the {head_dim} dimensions")
     kind = _kind(section)
     if kind not in _KINDS:
         raise section.error("rope_type", kind, f"must be one of {', '.join(_KINDS)}")

@@ -118,4 +118,3 @@ class ModelSpec:
     residual_scale: float = 1.0  # of what each block adds to the stream
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
-    ignored_weights: tuple[str, ...] = ()  # patterns of tensors that this decoder has no use for

@@ -62,9 +62,9 @@ class WeightReader(Generic[A, B]):
             )
         return self._ops.make_experts(gate, up, down)
 
-    def finish(self, ignored: Sequence[str]) -> None:
-        """Raises unless every tensor was read or matches one of the patterns ``ignored`` or REDUNDANT."""
-        patterns = (*REDUNDANT, *ignored)
+    def finish(self, redundant: Sequence[str]) -> None:
+        """Raises unless every tensor was read or matches one of the patterns ``redundant`` or REDUNDANT."""
+        patterns = (*REDUNDANT, *redundant)
         left = [n for n in sorted(self._names - self._taken) if not any(fnmatchcase(n, p) for p in patterns)]
         if left:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""

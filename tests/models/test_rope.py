@@ -95,9 +95,13 @@ def test_phi3_keeps_the_original_length_outside() -> None:
 
 
 def test_partial_rotation() -> None:
-    rope = make_rope(Config({**BASE, "partial_rotary_factor": 0.25}), 64, 100)
+    config = Config({**BASE, "partial_rotary_factor": 0.25})
+    rope = make_rope(config, 64, 100, partial=True)
     assert rope.dims == 16
-    assert rope == make_rope(Config({**BASE, "rope_parameters": {"partial_rotary_factor": 0.25}}), 64, 100)
+    inside = Config({**BASE, "rope_parameters": {"partial_rotary_factor": 0.25}})
+    assert rope == make_rope(inside, 64, 100, partial=True)
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.25, but this family rotates all"):
+        make_rope(config, 64, 100)
 
 
 @pytest.mark.parametrize(

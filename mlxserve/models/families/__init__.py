@@ -7,12 +7,31 @@ from collections.abc import Callable, Mapping
 from mlxserve.config import DEFAULT_MAX_MODEL_LEN
 from mlxserve.errors import ConfigError
 from mlxserve.models.config import Config
+from mlxserve.models.families.gemma import gemma2, gemma3
+from mlxserve.models.families.granite import granite
 from mlxserve.models.families.llama import llama
+from mlxserve.models.families.mistral import mistral
+from mlxserve.models.families.mixtral import mixtral
+from mlxserve.models.families.olmo2 import olmo2
+from mlxserve.models.families.phi3 import phi3
+from mlxserve.models.families.qwen import qwen2, qwen3, qwen3_moe
+from mlxserve.models.families.smollm3 import smollm3
 from mlxserve.models.rope import context_length
 from mlxserve.models.spec import ModelSpec
 
 FAMILIES: Mapping[str, Callable[[Config, int], ModelSpec]] = {
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "granite": granite,
     "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "olmo2": olmo2,
+    "phi3": phi3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "smollm3": smollm3,
 }
 
 

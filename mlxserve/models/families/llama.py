@@ -9,8 +9,8 @@ from mlxserve.models.spec import LayerSpec, ModelSpec
 
 
 def llama(c: Config, max_model_len: int) -> ModelSpec:
-    bias = c.flag("attention_bias")
-    layer = LayerSpec(attention=attention(c, make_rope(c, head_dim(c), max_model_len)), mlp=mlp(c))
+    width, bias = head_dim(c), c.flag("attention_bias")
+    layer = LayerSpec(attention=attention(c, make_rope(c, width, max_model_len), width), mlp=mlp(c))
     return model(
         c,
         "llama",
