@@ -70,7 +70,7 @@ class LayerBuilder(Generic[A, B]):
 
     spec: ModelSpec
     ops: Ops[A, B]
-    reader: WeightReader[A, B]
+    reader: WeightReader[A]
     prefix: str
 
     def norm(self, name: str | None, size: int) -> Norm[A] | None:

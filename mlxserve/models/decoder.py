@@ -17,7 +17,7 @@ class Decoder(Generic[A, B]):
     """Reads its weights when built. A call maps one batch of packed tokens to the logits of the rows it asks for, and
     leaves the tokens' K and V in the batch's pages."""
 
-    def __init__(self, spec: ModelSpec, ops: Ops[A, B], reader: WeightReader[A, B]) -> None:
+    def __init__(self, spec: ModelSpec, ops: Ops[A, B], reader: WeightReader[A]) -> None:
         """Raises CheckpointError when a tensor is missing, misshapen or left over."""
         self.spec = spec
         self.ops = ops

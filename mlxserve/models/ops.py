@@ -55,14 +55,16 @@ class DeviceBatch(Generic[A]):
 B = TypeVar("B", bound=DeviceBatch[Any])
 
 
-class Ops(ABC, Generic[A, B]):
-    """Pure functions of arrays, except ``attention``, which also writes the KV pool. One thread calls them."""
-
-    # Load time
+class WeightMaker(ABC, Generic[A]):
+    """Turns host tensors into weights, and says beforehand what they take."""
 
     @abstractmethod
     def weight_bytes(self, tensor: HostTensor) -> int:
         """What the tensor takes in the backend's form."""
+
+    def embedding_bytes(self, tensor: HostTensor, head: bool) -> int:
+        """The same for what ``make_embedding`` makes of it."""
+        return self.weight_bytes(tensor)
 
     @abstractmethod
     def make_linear(self, weights: Sequence[HostTensor], biases: Sequence[HostTensor]) -> Linear:
@@ -79,6 +81,10 @@ class Ops(ABC, Generic[A, B]):
     @abstractmethod
     def make_experts(self, gate: Sequence[HostTensor], up: Sequence[HostTensor], down: Sequence[HostTensor]) -> Experts:
         """From one matrix an expert: gate and up [I, H], down [H, I]."""
+
+
+class Ops(WeightMaker[A], Generic[A, B]):
+    """Pure functions of arrays, except ``attention``, which also writes the KV pool. One thread calls them."""
 
     # Primitives
 

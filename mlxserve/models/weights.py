@@ -12,7 +12,7 @@ from typing import Generic
 
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.tensors import AffineTensor, DenseTensor, HostTensor, TensorSource
-from mlxserve.models.ops import A, B, Experts, Linear, Norm, Ops
+from mlxserve.models.ops import A, Experts, Linear, Norm, WeightMaker
 from mlxserve.models.spec import LayerNames, MoeSpec
 
 # Buffers that old exporters saved although config.json says all there is to know about them.
@@ -21,13 +21,13 @@ REDUNDANT = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.i
 Progress = Callable[[int, int], None]  # tensors read, tensors in all
 
 
-class WeightReader(Generic[A, B]):
+class WeightReader(Generic[A]):
     """Hands out a checkpoint's tensors as a backend's weights. Every method raises CheckpointError naming the tensor
     that is missing or has another shape than the config implies."""
 
-    def __init__(self, source: TensorSource, ops: Ops[A, B], progress: Progress | None = None) -> None:
+    def __init__(self, source: TensorSource, maker: WeightMaker[A], progress: Progress | None = None) -> None:
         self._source = source
-        self._ops = ops
+        self._maker = maker
         self._progress = progress
         self._names = frozenset(source.names())
         self._taken: set[str] = set()
@@ -37,14 +37,16 @@ class WeightReader(Generic[A, B]):
         """The modules ``names`` with ``rows`` outputs each, fused in that order."""
         weights = [self._take(f"{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
         biases = [self._take(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)] if bias else []
-        return self._ops.make_linear(weights, biases)
+        return self._maker.make_linear(weights, biases)
 
     def embedding(self, name: str, rows: int, columns: int, head: bool) -> Linear:
         """``head``: it is the tied head as well."""
-        return self._ops.make_embedding(self._take(f"{name}.weight", (rows, columns)), head)
+        tensor = self._read(f"{name}.weight", (rows, columns))
+        self.weight_bytes += self._maker.embedding_bytes(tensor, head)
+        return self._maker.make_embedding(tensor, head)
 
     def norm(self, name: str, size: int, eps: float, offset: float) -> Norm[A]:
-        return Norm(self._ops.make_vector(self._take(f"{name}.weight", (size,)), offset), eps)
+        return Norm(self._maker.make_vector(self._take(f"{name}.weight", (size,)), offset), eps)
 
     def experts(self, prefix: str, names: LayerNames, moe: MoeSpec, hidden: int) -> Experts:
         """All experts of a layer, whether the checkpoint has a tensor for each or one stacked tensor for all."""
@@ -60,7 +62,7 @@ class WeightReader(Generic[A, B]):
                 [self._take(f"{module}.{part}.weight", shape) for module in modules]
                 for part, shape in zip(names.expert_parts, shapes, strict=True)
             )
-        return self._ops.make_experts(gate, up, down)
+        return self._maker.make_experts(gate, up, down)
 
     def finish(self, redundant: Sequence[str]) -> None:
         """Raises unless every tensor was read or matches one of the patterns ``redundant`` or REDUNDANT."""
@@ -75,6 +77,11 @@ class WeightReader(Generic[A, B]):
             self._progress(len(self._names), len(self._names))
 
     def _take(self, name: str, shape: tuple[int, ...]) -> HostTensor:
+        tensor = self._read(name, shape)
+        self.weight_bytes += self._maker.weight_bytes(tensor)
+        return tensor
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> HostTensor:
         assert name not in self._taken, f"{name} is read twice"
         if name not in self._names:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which this model needs")
@@ -84,9 +91,7 @@ class WeightReader(Generic[A, B]):
         self._taken.add(name)
         if self._progress is not None:
             self._progress(len(self._taken), len(self._names))
-        tensor = self._source.read(name)
-        self.weight_bytes += self._ops.weight_bytes(tensor)
-        return tensor
+        return self._source.read(name)
 
 
 def _unstack(tensor: HostTensor) -> list[HostTensor]:

@@ -9,6 +9,7 @@ from itertools import groupby
 import mlx.core as mx
 
 from mlxserve.backends.mlx.tensors import to_mlx
+from mlxserve.errors import CheckpointError
 from mlxserve.formats.tensors import AffineTensor, DenseTensor, HostTensor
 from mlxserve.models.ops import Experts, Linear
 
@@ -95,9 +96,10 @@ def join(tensors: Sequence[HostTensor], dtype: mx.Dtype) -> tuple[Matrix, ...]:
 
 
 def stack(tensors: Sequence[HostTensor], dtype: mx.Dtype) -> Matrix:
-    """[N, K] each -> [E, N, K]; all quantised alike."""
+    """[N, K] each -> [E, N, K]. Raises CheckpointError when they are not all quantised alike."""
     joined = join(tensors, dtype)
-    assert len(joined) == 1, "experts of one layer are quantised alike"
+    if len(joined) > 1:
+        raise CheckpointError("experts of one layer are quantised to different widths, which is not supported")
     match joined[0]:
         case Dense(weight=weight):
             return Dense(weight.reshape(len(tensors), -1, weight.shape[-1]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mlxserve.models.config import Config
-from mlxserve.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, Rope
+from mlxserve.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, Rope
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -43,6 +43,18 @@ def mlp(c: Config, activation: str = "hidden_act", default: str = "silu") -> Mlp
 
 def layer_count(c: Config) -> int:
     return c.count("num_hidden_layers", most=2**12)
+
+
+def moe(c: Config, experts: str, width: str, normalise: bool) -> MoeSpec:
+    """``experts`` and ``width`` are the config's keys for the number of experts and for the width of each."""
+    count = c.count(experts)
+    return MoeSpec(
+        experts=count,
+        top_k=c.count("num_experts_per_tok", most=count),
+        normalise=normalise,
+        width=c.count(width),
+        act=c.one_of("hidden_act", ACTIVATIONS, "silu"),
+    )
 
 
 def sliding_window(c: Config) -> int | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mlxserve.models.config import Config
-from mlxserve.models.families.common import attention, head_dim, layer_count, mlp, model, sliding_window
+from mlxserve.models.families.common import attention, head_dim, layer_count, model, moe, sliding_window
 from mlxserve.models.rope import make_rope
-from mlxserve.models.spec import LayerNames, LayerSpec, ModelSpec, MoeSpec
+from mlxserve.models.spec import LayerNames, LayerSpec, ModelSpec
 
 NAMES = LayerNames(
     router="block_sparse_moe.gate",
@@ -16,14 +16,8 @@ NAMES = LayerNames(
 
 
 def mixtral(c: Config, max_model_len: int) -> ModelSpec:
-    width, dense = head_dim(c), mlp(c)
+    width = head_dim(c)
     rope = make_rope(c, width, max_model_len, default_base=1e6)
-    moe = MoeSpec(
-        experts=c.count("num_local_experts", 8),
-        top_k=c.count("num_experts_per_tok", 2),
-        normalise=True,
-        width=dense.width,
-        act=dense.act,
-    )
-    layer = LayerSpec(attention=attention(c, rope, width, window=sliding_window(c)), mlp=moe)
+    experts = moe(c, "num_local_experts", "intermediate_size", normalise=True)
+    layer = LayerSpec(attention=attention(c, rope, width, window=sliding_window(c)), mlp=experts)
     return model(c, "mixtral", max_model_len, [layer] * layer_count(c), names=NAMES)

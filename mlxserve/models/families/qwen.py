@@ -10,6 +10,7 @@ from mlxserve.models.families.common import (
     layer_windows,
     mlp,
     model,
+    moe,
     sliding_window,
 )
 from mlxserve.models.rope import make_rope
@@ -37,16 +38,11 @@ def qwen3_moe(c: Config, max_model_len: int) -> ModelSpec:
     window = sliding_window(c) if c.flag("use_sliding_window") else None
     spec = attention(c, make_rope(c, width, max_model_len), width, window=window, qk_norm="head")
     dense, step, only = mlp(c), c.count("decoder_sparse_step", 1), c.ints("mlp_only_layers")
-    moe = MoeSpec(
-        experts=c.count("num_experts" if c.has("num_experts") else "num_local_experts", 128),
-        top_k=c.count("num_experts_per_tok", 8),
-        normalise=c.flag("norm_topk_prob"),
-        width=c.count("moe_intermediate_size"),
-        act=dense.act,
-    )
+    key = "num_experts" if c.has("num_experts") else "num_local_experts"
+    experts = moe(c, key, "moe_intermediate_size", normalise=c.flag("norm_topk_prob"))
 
     def block(i: int) -> MlpSpec | MoeSpec:
-        return dense if i in only or (i + 1) % step else moe
+        return dense if i in only or (i + 1) % step else experts
 
     layers = [LayerSpec(attention=spec, mlp=block(i)) for i in range(layer_count(c))]
     return model(c, "qwen3_moe", max_model_len, layers, qkv_bias=bias, o_bias=bias)
