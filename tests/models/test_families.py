@@ -16,6 +16,7 @@ from mlxserve.errors import CheckpointError
 from mlxserve.formats.checkpoint import open_checkpoint
 from mlxserve.models.families import FAMILIES, model_spec
 from mlxserve.models.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, Rope
+from tests.models import document
 from tests.models.harness import BACKENDS, MODES, Logits, Model, difference, oracle
 from tests.models.matrix import BASE, CASES, Case, make
 
@@ -149,3 +150,7 @@ def test_mistral_without_the_key_has_a_window() -> None:
 def test_every_family_is_in_the_matrix() -> None:
     assert {case.family for case in CASES} == set(FAMILIES)
     assert all(any(c.family == family and not c.option and c.models for c in CASES) for family in FAMILIES)
+
+
+def test_the_document_is_the_matrix() -> None:
+    assert document.DOCUMENT.read_text() == document.text(), "run: python -m tests.models.document"
