@@ -68,7 +68,7 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
     core = Engine(
         runner,
         engine,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=text.tokenizer.eos_token_ids,
         max_model_len=spec.max_model_len,
         vocab_size=spec.vocab,
     )
@@ -82,7 +82,7 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
         block_size=engine.block_size,
         num_blocks=runner.num_blocks,
         max_num_seqs=engine.max_num_seqs,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=text.tokenizer.eos_token_ids,
         default_sampling=_default_sampling(checkpoint.generation_config),
     )
     return Assembly(checkpoint, loaded, backend, runner, core, text, info)
