@@ -49,6 +49,10 @@ def total(parts: list[Cost]) -> Cost:
     return result
 
 
+def as_dicts(arms: dict[str, Cost]) -> dict[str, dict[str, float]]:
+    return {arm: dataclasses.asdict(c) for arm, c in arms.items()}
+
+
 def table_row(counter: Counter, shape: Shape, rows: int, context: int, kernels: dict[str, dict[str, Cost]]) -> Any:
     attention = {
         "ours": counter.attention(shape, rows, context),
@@ -62,10 +66,7 @@ def table_row(counter: Counter, shape: Shape, rows: int, context: int, kernels: 
         "context": context,
         "ours": dataclasses.asdict(ours),
         "mlx": dataclasses.asdict(mlx),
-        "kernels": {
-            name: {arm: dataclasses.asdict(c) for arm, c in arms.items()}
-            for name, arms in {**kernels, "attention": attention}.items()
-        },
+        "attention": as_dicts(attention),
         "bars": bars(ours, mlx, attention, kernels),
     }
 
@@ -85,10 +86,11 @@ def bars(
 
 def measure(models: list[Shape], rows: tuple[int, ...], contexts: tuple[int, ...]) -> dict[str, Any]:
     counter = Counter()
-    table = []
+    table, layers = [], []
     for shape in models:
         for count in rows:
             kernels = products(counter, shape, count)
+            layers.append({"model": shape.name, "rows": count} | {n: as_dicts(arms) for n, arms in kernels.items()})
             table += [table_row(counter, shape, count, context, kernels) for context in contexts]
     launches = {mode: counter.launches(MODELS[0], mode == "in_place") for mode in LAUNCHES}
     checks = ("read_once", "other_small", "fewer_simd_operations", "attention_fewer")
@@ -100,6 +102,7 @@ def measure(models: list[Shape], rows: tuple[int, ...], contexts: tuple[int, ...
         "launches": launches,
         "passed": passed,
         "table": table,
+        "products": layers,
     }
 
 
