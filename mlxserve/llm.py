@@ -25,6 +25,7 @@ from mlxserve.types import Delta, FinishReason, ModelInfo, Request, SamplingPara
 
 Progress = Callable[[int, int], None]  # tensors read so far, tensors in all
 Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]  # OpenAI messages
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -121,7 +122,7 @@ class LLM:
         self._runner = parts.runner
         self._ids = (f"offline-{number}" for number in itertools.count())
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def chat_prompt(self, messages: Conversation, **options: Any) -> list[int]:
         """The token ids of a conversation in the model's chat template; ``options`` as TextProcessor.chat_prompt."""
         return self.text.chat_prompt(list(messages), **options)
 
@@ -136,34 +137,33 @@ class LLM:
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **sampling: Any
     ) -> list[Completion]:
-        """Completes all prompts together. The completions are in the prompts' order, the choices of each together.
+        """Continues all prompts together. The completions are in the prompts' order, the choices of each together.
 
         ``sampling`` are SamplingParams' fields, in place of ``params``. Raises BadRequest, with nothing left running.
         """
         assert params is None or not sampling, "either params or single fields"
-        params = params or SamplingParams(**sampling)
-        submitted: list[str] = []
-        try:
-            for prompt in [prompts] if isinstance(prompts, str) else prompts:
-                submitted.append(self.submit(prompt, params))
-            deltas = self._deltas(submitted)
-        except BaseException:
-            for request_id in submitted:
-                self.core.abort(request_id)
-            raise
-        return [
-            self._fold(number, index, [delta for delta in deltas[request_id] if delta.index == index])
-            for number, request_id in enumerate(submitted)
-            for index in range(params.n)
-        ]
+        return self._complete([prompts] if isinstance(prompts, str) else prompts, params or SamplingParams(**sampling))
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
-        """The text of one prompt's first choice, piece by piece. Closing the iterator ends the computation."""
+    def chat(
+        self, conversations: Sequence[Conversation], params: SamplingParams | None = None, **sampling: Any
+    ) -> list[Completion]:
+        """Answers all conversations together, each a list of OpenAI messages; otherwise like ``generate``."""
+        assert params is None or not sampling, "either params or single fields"
+        prompts = [self.chat_prompt(conversation) for conversation in conversations]
+        return self._complete(prompts, params or SamplingParams(**sampling), starts_text=True)
+
+    def stream(self, prompt: Prompt, params: SamplingParams, *, starts_text: bool = False) -> Iterator[str]:
+        """The text of one prompt's first choice, piece by piece. Closing the iterator ends the computation.
+
+        ``starts_text``: the output is a text of its own, as a chat answer is, and does not continue the prompt's.
+        """
         request_id = self.submit(prompt, params)
-        output = self.text.output()
+        output = self.text.output(starts_text=starts_text)
         try:
             while self.core.has_work():
                 for delta in self.core.step():
+                    if (delta.request_id, delta.index) != (request_id, 0):
+                        continue  # another choice, or the end of a request that was given up earlier
                     _raise_failure(delta)
                     if text := output.push(_text_tokens(delta)).text:
                         yield text
@@ -172,18 +172,37 @@ class LLM:
         finally:
             self.core.abort(request_id)
 
+    def _complete(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, starts_text: bool = False
+    ) -> list[Completion]:
+        submitted: list[str] = []
+        try:
+            for prompt in prompts:
+                submitted.append(self.submit(prompt, params))
+            deltas = self._deltas(submitted)
+        except BaseException:
+            for request_id in submitted:
+                self.core.abort(request_id)
+            raise
+        return [
+            self._fold(number, index, [delta for delta in deltas[request_id] if delta.index == index], starts_text)
+            for number, request_id in enumerate(submitted)
+            for index in range(params.n)
+        ]
+
     def _deltas(self, request_ids: Sequence[str]) -> dict[str, list[Delta]]:
         """Steps until nothing is left to do."""
         deltas: dict[str, list[Delta]] = {request_id: [] for request_id in request_ids}
         while self.core.has_work():
             for delta in self.core.step():
-                _raise_failure(delta)
-                deltas[delta.request_id].append(delta)
+                if delta.request_id in deltas:  # else the end of a request that was given up earlier
+                    _raise_failure(delta)
+                    deltas[delta.request_id].append(delta)
         return deltas
 
-    def _fold(self, prompt_index: int, index: int, deltas: Sequence[Delta]) -> Completion:
+    def _fold(self, prompt_index: int, index: int, deltas: Sequence[Delta], starts_text: bool) -> Completion:
         """One choice's deltas as a whole."""
-        output = self.text.output()
+        output = self.text.output(starts_text=starts_text)
         text = "".join(output.push(_text_tokens(delta)).text for delta in deltas) + output.finish()
         last = deltas[-1]
         assert last.finish_reason is not None

@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     )
     with LLM.from_config(model_config(args), engine_config(args)) as llm:
         prompt = llm.chat_prompt([{"role": "user", "content": args.prompt}]) if args.chat else args.prompt
+        pieces = llm.stream(prompt, params, starts_text=args.chat)
         if args.no_stream:
-            print(llm.generate([prompt], params)[0].text)
-            return 0
-        for piece in llm.stream(prompt, params):
+            pieces = iter(["".join(pieces)])
+        for piece in pieces:
             sys.stdout.write(piece)
             sys.stdout.flush()
         print()
