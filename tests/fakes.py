@@ -99,6 +99,19 @@ class Faults:
     row: Callable[[SampleRow], str | None] = lambda row: None
 
 
+class VirtualClock:
+    """Time that passes with this thread's computing and with waiting for the device, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def now(self) -> float:
+        return time.thread_time() + self._waited_s
+
+    def sleep(self, seconds: float) -> None:
+        self._waited_s += seconds
+
+
 @dataclass
 class FakeForward:
     runner: FakeRunner
@@ -110,7 +123,7 @@ class FakeForward:
         assert not self.started
         self.started = True
         self.runner.events.append(f"start {self.step}")
-        self.runner.ready_s = max(time.monotonic(), self.runner.ready_s) + self.runner.step_s
+        self.runner.ready_s = max(self.runner.now(), self.runner.ready_s) + self.runner.step_s
 
 
 @dataclass
@@ -126,7 +139,7 @@ class FakePending:
         self.waited = True
         self.runner.events.append(f"wait {self.step}")
         if self.runner.step_s:
-            time.sleep(max(0.0, self.ready_s - time.monotonic()))
+            self.runner.sleep(max(0.0, self.ready_s - self.runner.now()))
         if self.step in self.runner.faults.wait:
             raise DeviceError(f"wait of step {self.step}")
         return self.sampled
@@ -141,6 +154,8 @@ class FakeRunner:
     vocab_size: int = 1000
     step_s: float = 0.0
     faults: Faults = field(default_factory=Faults)
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self.store: list[tuple[int, int]] = [(-1, -1)] * (self.num_blocks * self.block_size)
