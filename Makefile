@@ -23,11 +23,27 @@ serve: .venv/.serve $(if $(SERVE_NEEDS_TORCH),$(TORCH_STAMP))
 	$(BIN)/mlxserve serve --model $(MODEL) --host $(HOST) --port $(PORT) --backend $(BACKEND)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/browser --ignore tests/clients
 
 # The Metal kernels in the simulator; `make test` runs only the quick part of these.
 test-kernels: .venv/.dev
 	$(BIN)/python -m pytest tests/kernels
+
+# Every kernel in the simulator, under its sanitiser; `make test` runs a quick part of these.
+test-kernels: .venv/.dev
+	$(BIN)/python -m pytest tests/kernels
+
+# Unmodified OpenAI clients, in a virtual environment of their own, against a real server.
+test-clients: .venv/.dev
+	tests/clients/run.sh
+
+# The page in a real browser; skipped by name where there is no Chromium.
+test-browser: .venv/.dev
+	$(BIN)/python -m pytest tests/browser
+
+# The engine's state machine with 20,000 examples: about half an hour.
+soak: .venv/.dev
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/engine/test_state_machine.py --timeout 0
 
 check: .venv/.dev
 	$(BIN)/ruff check .
@@ -48,7 +64,7 @@ $(TORCH_STAMP): .venv/.venv
 	@touch $@
 
 .venv/.serve: pyproject.toml .venv/.venv $(if $(SERVE_NEEDS_TORCH),$(TORCH_STAMP))
-	$(PIP) -e .
+	$(PIP) -e '.[tui]'
 	$(PIP) --no-deps $(EMBEDDED)
 	@touch $@
 
