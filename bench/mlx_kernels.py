@@ -12,20 +12,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.sim.launch import Buffer, Simulator, dtype_name, to_numpy
+from kernels.sim.arrays import Buffer, aligned, dtype_name, numpy_dtype, to_numpy
+from kernels.sim.launch import Simulator
 from kernels.sim.report import Report
 
 HEADERS = "mlx/backend/metal/kernels"
 _METAL = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
-
-
-def _aligned(array: mx.array | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    view = to_numpy(array)
-    memory = np.empty(view.nbytes + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    out = memory[start : start + view.nbytes].view(view.dtype).reshape(view.shape)
-    np.copyto(out, view)
-    return out
 
 
 def _buffers(named: Sequence[tuple[str, Any]], outputs: Sequence[str]) -> list[Buffer]:
@@ -39,7 +31,7 @@ def _buffers(named: Sequence[tuple[str, Any]], outputs: Sequence[str]) -> list[B
         elif isinstance(value, int):
             data = np.array([value], np.int32)
         else:
-            data = _aligned(value)
+            data = aligned(to_numpy(value))
         buffers.append(Buffer(name, data, name in outputs, name in outputs))
     return buffers
 
@@ -54,7 +46,7 @@ def _long(*values: int) -> np.ndarray[Any, Any]:
 
 
 def _empty(shape: Sequence[int], dtype: mx.Dtype) -> np.ndarray[Any, Any]:
-    return np.zeros(shape, np.dtype("uint16" if dtype == mx.bfloat16 else dtype_name(dtype)))
+    return np.zeros(shape, numpy_dtype(dtype))
 
 
 UTILS = f'#include "{HEADERS}/utils.h"\n'

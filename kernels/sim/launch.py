@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.sim import signature
+from kernels.sim.arrays import Buffer, aligned, dtype_name, numpy_dtype, span, to_mlx, to_numpy
 from kernels.sim.build import Mode, compile_kernel, runtime_library
 from kernels.sim.report import BufferCounts, Report
 
@@ -60,16 +61,6 @@ class _Traffic(ctypes.Structure):
     _fields_ = [(n, ctypes.c_uint64) for n in _TRAFFIC]
 
 
-@dataclass
-class Buffer:
-    """Memory of one kernel argument. Vectors are loaded whole, so it must begin at a multiple of 16 bytes."""
-
-    name: str
-    data: np.ndarray[Any, Any]
-    writable: bool = False
-    uninitialised: bool = False
-
-
 @cache
 def _runtime() -> ctypes.CDLL:
     library = ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
@@ -81,29 +72,6 @@ def _runtime() -> ctypes.CDLL:
 def _kernel(path: Path) -> ctypes.CDLL:
     _runtime()
     return ctypes.CDLL(str(path))
-
-
-def to_numpy(array: mx.array | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array's own memory; bfloat16 as uint16."""
-    if isinstance(array, np.ndarray):
-        return array
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-    mx.eval(array)
-    return np.asarray(memoryview(array)) if array.ndim else np.array(array)
-
-
-def to_mlx(array: np.ndarray[Any, Any], dtype: mx.Dtype) -> mx.array:
-    return mx.array(array).view(mx.bfloat16) if dtype == mx.bfloat16 else mx.array(array)
-
-
-def dtype_name(dtype: mx.Dtype | np.dtype[Any]) -> str:
-    return str(dtype).rpartition(".")[2]
-
-
-def _numpy_dtype(dtype: mx.Dtype) -> np.dtype[Any]:
-    name = dtype_name(dtype)
-    return np.dtype("uint16" if name == "bfloat16" else name)
 
 
 def _where(library: Path, pc: int) -> str:
@@ -180,7 +148,7 @@ class Simulator:
             if verbose:
                 print(f"Generated source code for `{name}`:\n```\n{sig.text(header, source)}\n```")
             outputs = {
-                spec.name: _aligned(np.full(spec.shape, 0 if init_value is None else init_value, _numpy_dtype(d)))
+                spec.name: aligned(np.full(spec.shape, 0 if init_value is None else init_value, numpy_dtype(d)))
                 for spec, d in zip(made, output_dtypes, strict=True)
             }
             buffers = _bind(sig, views, outputs, in_place, init_value is None)
@@ -286,7 +254,7 @@ class Simulator:
             flags = (0 if b.writable else _READ_ONLY) | (_UNINITIALISED if b.uninitialised else 0)
             runtime.mtl_buffer_add(
                 ctypes.c_void_p(b.data.ctypes.data),
-                ctypes.c_uint64(_span(b.data)),
+                ctypes.c_uint64(span(b.data)),
                 ctypes.c_char_p(text),
                 flags,
                 b.data.itemsize,
@@ -318,24 +286,6 @@ class Simulator:
         return Report(name, grid, threadgroup, **{n: getattr(result, n) for n in _COUNTS}, buffers=counts)
 
 
-def _aligned(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array, or a copy at a multiple of 16 bytes: MLX's CPU allocator gives 8, Metal's a page."""
-    if data.ctypes.data % 16 == 0 or not data.flags.c_contiguous:
-        return data
-    memory = np.empty(data.nbytes + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    copy = memory[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
-    np.copyto(copy, data)
-    return copy
-
-
-def _span(data: np.ndarray[Any, Any]) -> int:
-    """Bytes from an array's first element to its last, strides included."""
-    if data.size == 0:
-        return 0
-    return sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=True)) + data.itemsize
-
-
 def _bind(
     sig: signature.Signature,
     views: Mapping[str, np.ndarray[Any, Any]],
@@ -350,7 +300,7 @@ def _bind(
         if n in outputs:
             buffers.append(Buffer(n, outputs[n], True, uninitialised))
         elif binding.what == "data":
-            buffers.append(Buffer(n, _aligned(views[n]), n in in_place))
+            buffers.append(Buffer(n, aligned(views[n]), n in in_place))
         else:
             view = views[n]
             values: dict[str, list[int]] = {

@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 
 from kernels.sim import signature
+from kernels.sim.arrays import dtype_name
 from kernels.sim.factory import Source
-from kernels.sim.launch import dtype_name
 from kernels.sim.rewrite import TOKEN, declaration_end, is_attribute, is_significant
 
 _HEADER = Path(__file__).parent / "lint" / "metal_lint.h"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.sim import Simulator
-from kernels.sim.launch import to_numpy
+from kernels.sim.arrays import to_numpy
 from mlxserve.backends.mlx import references
 from mlxserve.backends.mlx.page_plan import choose_chunk, make_plan
 from tests.kernels.cases import Attention, Rig, check_close, f32, random

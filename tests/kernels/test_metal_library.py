@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kernels.sim import Report, Simulator
-from kernels.sim.launch import to_numpy
+from kernels.sim.arrays import to_numpy
 
 pytestmark = pytest.mark.quick
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels.sim.launch import to_numpy
+from kernels.sim.arrays import to_numpy
 from mlxserve.backends.mlx.kernels import QmvTile
 from tests.kernels.cases import Qmv, Rig
 

@@ -41,7 +41,7 @@ import mlx.core as mx
 from mlxserve.backends.mlx.kernels import Heads, Kernels, PackedWeight, RmsNorm, Rotary
 from mlxserve.backends.mlx.page_plan import make_plan
 from kernels.sim import signature
-from kernels.sim.launch import dtype_name
+from kernels.sim.arrays import dtype_name
 
 def spec(name, x): return signature.ArraySpec(name, dtype_name(x.dtype), tuple(x.shape))
 
