@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "compare engines on this machine, or send load to a server",
     "kv-demo": "step through the KV block manager by hand",
     "chat": "chat in the terminal with a running server, or with one of its own",
+    "plan": "say what a model will need in memory, and how fast it can be",
 }
 
 

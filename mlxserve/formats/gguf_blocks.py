@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.gguf import TensorInfo
-from mlxserve.formats.tensors import AffineTensor, DenseDtype, DenseTensor, HostTensor
+from mlxserve.formats.tensors import (
+    AffineTensor,
+    DenseDtype,
+    DenseTensor,
+    HostTensor,
+    affine_outline,
+    dense_outline,
+)
 
 BLOCK = 32
 _Q4_0 = np.dtype([("d", "<f2"), ("q", "<u8", (2,))])
@@ -58,11 +65,26 @@ _DECODERS: dict[GGMLQuantizationType, Callable[[NDArray[np.uint8], tuple[int, ..
 }
 
 
+_OUTLINES: dict[GGMLQuantizationType, DenseDtype] = {
+    GGMLQuantizationType.F32: "float32",
+    GGMLQuantizationType.F16: "float16",
+    GGMLQuantizationType.BF16: "bfloat16",
+}
+
+
 def check_type(info: TensorInfo) -> None:
     """Raises CheckpointError naming the tensor and its type if it cannot be decoded."""
     if info.type not in _DECODERS:
         known = ", ".join(kind.name for kind in _DECODERS)
         raise CheckpointError(f"the tensor {info.name!r} has the GGML type {info.type.name}; supported are {known}")
+
+
+def outline(info: TensorInfo) -> HostTensor:
+    """What ``decode`` gives, without data; scales are taken to fit float16, as they do in all but odd files."""
+    if info.type in _OUTLINES:
+        return dense_outline(info.shape, _OUTLINES[info.type])
+    bits = 8 if info.type is GGMLQuantizationType.Q8_0 else 4
+    return affine_outline(info.shape, bits, BLOCK, "float16", "float16")
 
 
 def decode(raw: NDArray[np.uint8], info: TensorInfo) -> HostTensor:

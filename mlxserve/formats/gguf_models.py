@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.affine import dequantize
 from mlxserve.formats.gguf import GGUFFile
-from mlxserve.formats.gguf_blocks import check_type, decode
+from mlxserve.formats.gguf_blocks import check_type, decode, outline
 from mlxserve.formats.tensors import AffineTensor, DenseTensor, HostTensor
 
 
@@ -191,6 +191,9 @@ class GGUFSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._file.tensors[self._entry(name).gguf_name].shape
+
+    def outline(self, name: str) -> HostTensor:
+        return outline(self._file.tensors[self._entry(name).gguf_name])
 
     def read(self, name: str) -> HostTensor:
         entry = self._entry(name)

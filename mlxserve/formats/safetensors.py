@@ -22,7 +22,14 @@ from safetensors import SafetensorError, safe_open
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.jsonfile import read_json
 from mlxserve.formats.mlx_quantization import Affine, Quantization
-from mlxserve.formats.tensors import AffineTensor, DenseDtype, DenseTensor, HostTensor
+from mlxserve.formats.tensors import (
+    AffineTensor,
+    DenseDtype,
+    DenseTensor,
+    HostTensor,
+    affine_outline,
+    dense_outline,
+)
 from mlxserve.formats.text_names import is_text, text_name
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -75,6 +82,14 @@ class SafetensorsSource:
         if affine is None:
             return entry.shape
         return (*entry.shape[:-1], entry.shape[-1] * 32 // affine.bits)
+
+    def outline(self, name: str) -> HostTensor:
+        entry, affine = self._entry(name), self._affine_of(name)
+        if affine is None:
+            return dense_outline(entry.shape, _dense_type(entry)[0])
+        module = name.removesuffix(".weight")
+        scales, biases = (_dense_type(self._entry(f"{module}.{part}"))[0] for part in ("scales", "biases"))
+        return affine_outline(self.shape(name), affine.bits, affine.group_size, scales, biases)
 
     def read(self, name: str) -> HostTensor:
         entry, affine = self._entry(name), self._affine_of(name)
@@ -210,12 +225,16 @@ def _view(entry: _Entry, stored: str) -> NDArray[Any]:
     return view if view.flags.aligned else view.copy()
 
 
-def _dense(entry: _Entry) -> DenseTensor:
+def _dense_type(entry: _Entry) -> tuple[DenseDtype, str]:
     if entry.dtype not in _DENSE:
         raise CheckpointError(
             f"{entry.file}: the tensor {entry.stored_name!r} has the type {entry.dtype}; "
             f"supported are {', '.join(_DENSE)}"
         )
-    dtype, stored = _DENSE[entry.dtype]
+    return _DENSE[entry.dtype]
+
+
+def _dense(entry: _Entry) -> DenseTensor:
+    dtype, stored = _dense_type(entry)
     assert entry.raw.nbytes == math.prod(entry.shape) * np.dtype(stored).itemsize
     return DenseTensor(_view(entry, stored), dtype)

@@ -49,6 +49,29 @@ class AffineTensor:
 HostTensor = DenseTensor | AffineTensor
 
 
+def dense_outline(shape: tuple[int, ...], dtype: DenseDtype) -> DenseTensor:
+    """A DenseTensor of zeros that take no memory."""
+    return DenseTensor(np.broadcast_to(np.zeros((), _NUMPY[dtype]), shape), dtype)
+
+
+def affine_outline(
+    shape: tuple[int, ...], bits: int, group_size: int, scales: DenseDtype, biases: DenseDtype
+) -> AffineTensor:
+    """An AffineTensor of zeros that take no memory; ``shape`` is the logical one."""
+    *lead, width = shape
+    groups = (*lead, width // group_size)
+    return AffineTensor(
+        packed=np.broadcast_to(np.zeros((), np.uint32), (*lead, width * bits // 32)),
+        scales=dense_outline(groups, scales),
+        biases=dense_outline(groups, biases),
+        bits=bits,
+        group_size=group_size,
+    )
+
+
+_NUMPY: dict[DenseDtype, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+
 class TensorSource(Protocol):
     """The tensors of one checkpoint, by Hugging Face name. Reading may touch the disk; nothing is kept."""
 
@@ -61,6 +84,10 @@ class TensorSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Logical shape, without reading the data."""
+        ...
+
+    def outline(self, name: str) -> HostTensor:
+        """The tensor with its types and shapes but no data: arrays of zeros that take no memory."""
         ...
 
     def read(self, name: str) -> HostTensor:

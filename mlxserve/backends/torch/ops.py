@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from mlxserve.backends.torch.attention import attend, write_pages
 from mlxserve.backends.torch.batch import TorchBatch
-from mlxserve.backends.torch.linear import TorchExperts, TorchLinear, linear, make_linear
+from mlxserve.backends.torch.linear import TorchExperts, TorchLinear, linear, make_linear, packs
 from mlxserve.backends.torch.tensors import to_torch
 from mlxserve.formats.tensors import HostTensor
 from mlxserve.models.ops import AttentionLayer, Experts, Linear, Norm, Ops
@@ -31,6 +31,10 @@ class TorchOps(Ops[Tensor, TorchBatch]):
 
     def weight_bytes(self, tensor: HostTensor) -> int:
         return math.prod(tensor.shape) * self.dtype.itemsize
+
+    def embedding_bytes(self, tensor: HostTensor, head: bool) -> int:
+        copies = 2 if head and packs(self.dtype) else 1  # rows to look up, and the packed form to multiply
+        return copies * self.weight_bytes(tensor)
 
     def make_linear(self, weights: Sequence[HostTensor], biases: Sequence[HostTensor]) -> Linear:
         return make_linear(self._stack(weights), self._stack(biases) if biases else None)
