@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mlxserve.backends.base import Backend, LoadedModel
 from mlxserve.formats.tensors import DenseDtype, TensorSource
 from mlxserve.models.decoder import Decoder
-from mlxserve.models.families import model_spec
+from mlxserve.models.families import FAMILIES, model_spec
 from mlxserve.models.ops import A, B
 from mlxserve.models.weights import WeightReader
 
@@ -37,6 +37,10 @@ def load_model(
 
     Raises CheckpointError when the model is not supported or a tensor is missing, misshapen, damaged or left over.
     """
+    if checkpoint.config.get("model_type") not in FAMILIES:
+        bridged = backend.bridge(checkpoint.config, checkpoint.source, max_model_len, progress)
+        if bridged is not None:
+            return bridged
     spec = model_spec(checkpoint.config, max_model_len)
     reader = WeightReader(checkpoint.source, backend.ops, progress)
     decoder = Decoder(spec, backend.ops, reader)

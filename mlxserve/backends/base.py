@@ -7,14 +7,14 @@ and nowhere else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic
 
 from mlxserve.backends.batch import HostBatch
 from mlxserve.backends.sampling import SamplePlan
 from mlxserve.engine.interfaces import Sampled
-from mlxserve.formats.tensors import DenseDtype
+from mlxserve.formats.tensors import DenseDtype, TensorSource
 from mlxserve.models.ops import A, B, Ops
 from mlxserve.models.spec import ModelSpec
 
@@ -25,12 +25,14 @@ ITEM_SIZE: dict[DenseDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel(Generic[A, B]):
-    """``decoder`` maps a device batch to logits; ``weight_bytes`` counts the weights as the device keeps them."""
+    """``decoder`` maps a device batch to logits; ``weight_bytes`` counts the weights as the device keeps them;
+    ``library`` names whose forward pass it is, when it is not ours."""
 
     spec: ModelSpec
     decoder: Forward[B, A]
     quantization: str
     weight_bytes: int
+    library: str | None = None
 
 
 class Samples(ABC, Generic[A]):
@@ -79,6 +81,17 @@ class Backend(ABC, Generic[A, B]):
     @abstractmethod
     def sample(self, logits: A, plan: SamplePlan) -> Samples[A]:
         """Starts sampling, and the forward pass if that was left."""
+
+    def bridge(
+        self,
+        config: Mapping[str, object],
+        source: TensorSource,
+        max_model_len: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> LoadedModel[A, B] | None:
+        """A model of an architecture that ``models/`` does not have, with another library's forward pass; None where
+        there is none. Raises as ``load_model``."""
+        return None
 
     @abstractmethod
     def free_memory(self) -> int:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import mlx.core as mx
 
-from mlxserve.backends.base import Backend, Forward, KVPool
+from mlxserve.backends.base import Backend, Forward, KVPool, LoadedModel
 from mlxserve.backends.batch import HostBatch
 from mlxserve.backends.memory import free_host_memory
 from mlxserve.backends.mlx.batch import MlxBatch, MlxPool
+from mlxserve.backends.mlx.bridge import load_bridge
 from mlxserve.backends.mlx.ops import MlxOps
 from mlxserve.backends.mlx.sampler import MlxSamples
 from mlxserve.backends.mlx.tensors import DTYPES
 from mlxserve.backends.sampling import SamplePlan
-from mlxserve.formats.tensors import DenseDtype
+from mlxserve.formats.tensors import DenseDtype, TensorSource
 from mlxserve.models.spec import ModelSpec
 
 
@@ -51,6 +53,15 @@ class MlxBackend(Backend[mx.array, MlxBatch]):
 
     def sample(self, logits: mx.array, plan: SamplePlan) -> MlxSamples:
         return MlxSamples(logits, plan)
+
+    def bridge(
+        self,
+        config: Mapping[str, object],
+        source: TensorSource,
+        max_model_len: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> LoadedModel[mx.array, MlxBatch] | None:
+        return load_bridge(config, source, DTYPES[self.dtype], max_model_len, progress)
 
     def free_memory(self) -> int:
         if not on_gpu():

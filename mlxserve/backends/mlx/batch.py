@@ -76,6 +76,7 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
         return MlxBatch(
             tokens=tokens,
             logit_rows=_ints(host.logit_rows),
+            host=host,
             pool=self,
             positions=_ints(host.positions),
             blocks=_ints(host.blocks),
@@ -83,11 +84,16 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
             plans=[plans[a.window] for a in self.layers],
         )
 
-    def write(self, layer: int, k: mx.array, v: mx.array, batch: MlxBatch) -> tuple[mx.array, mx.array]:
-        """k and v [T, kv_heads, D] to the batch's slots; the layer's pages after that."""
-        self.k[layer][batch.blocks, :, batch.offsets] = k
-        self.v[layer][batch.blocks, :, batch.offsets] = v
+    def write(
+        self, layer: int, k: mx.array, v: mx.array, blocks: mx.array, offsets: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """k and v [T, kv_heads, D] to the slots blocks[t], offsets[t]; the layer's pages after that."""
+        self.k[layer][blocks, :, offsets] = k
+        self.v[layer][blocks, :, offsets] = v
         return self.k[layer], self.v[layer]
+
+    def width(self, layer: int) -> int:
+        return self.layers[layer].head_dim
 
     def _grow(self, blocks: int) -> None:
         """Layer by layer, so that at most one layer's pages are there twice."""
@@ -104,6 +110,7 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
 
 @dataclass(slots=True)
 class MlxBatch(DeviceBatch[mx.array]):
+    host: HostBatch
     pool: MlxPool
     positions: mx.array  # [T]
     blocks: mx.array  # [T]

@@ -112,7 +112,7 @@ class MlxOps(Ops[mx.array, MlxBatch]):
     def attention(
         self, q: mx.array, k: mx.array, v: mx.array, layer: AttentionLayer[mx.array], batch: MlxBatch
     ) -> mx.array:
-        k_pages, v_pages = batch.pool.write(layer.index, k, v, batch)
+        k_pages, v_pages = batch.pool.write(layer.index, k, v, batch.blocks, batch.offsets)
         return attend(q, k_pages, v_pages, layer.spec, batch.plans[layer.index])
 
     def split(self, x: mx.array, *sizes: int) -> tuple[mx.array, ...]:

@@ -43,7 +43,12 @@ def model_spec(config: Mapping[str, object], max_model_len: int | None = None) -
     """
     c = Config(config)
     family = c.one_of("model_type", FAMILIES)
+    return family(c, served_length(c, max_model_len))
+
+
+def served_length(c: Config, max_model_len: int | None) -> int:
+    """Positions to be served. Raises ConfigError when the model has fewer than are asked for."""
     longest = context_length(c)
     if max_model_len is not None and max_model_len > longest:
         raise ConfigError("--max-model-len", max_model_len, f"this model has {longest} positions")
-    return family(c, max_model_len or min(longest, DEFAULT_MAX_MODEL_LEN))
+    return max_model_len or min(longest, DEFAULT_MAX_MODEL_LEN)
