@@ -23,6 +23,7 @@ COMMANDS = {
     "kv-demo": "step through the KV block manager by hand",
     "chat": "chat in the terminal with a running server, or with one of its own",
     "plan": "say what a model will need in memory, and how fast it can be",
+    "doctor": "check the machine and the install, and say what to do",
 }
 
 

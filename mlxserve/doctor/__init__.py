@@ -1,0 +1,1 @@
+"""Whether this machine and this install can serve: ``facts`` looks, ``findings`` judges."""
