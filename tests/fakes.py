@@ -203,6 +203,7 @@ class FakeRunner:
         for s in range(count):
             end = batch.context_lens[s]
             positions = range(end - (starts[s + 1] - starts[s]), end)
+            self._expect(len(positions) > 0, "a sequence has no tokens")
             table = batch.block_tables[s]
             self._expect(list(batch.positions[starts[s] : starts[s + 1]]) == list(positions), "wrong positions")
             slots = [table[p // size] * size + p % size for p in positions]

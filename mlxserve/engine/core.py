@@ -7,6 +7,7 @@ scheduler says which tokens are computed, ``batch`` puts them in the runner's fo
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from mlxserve.engine.sequence import RequestState, Sequence, Status, make_choice
 from mlxserve.engine.stop import finish_reason, length_limit, stop_ids
 from mlxserve.errors import BadRequest
 from mlxserve.types import Delta, FinishReason, Request, Snapshot, Stats, TokenLogprob, Usage
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -157,6 +160,7 @@ class Engine:
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """Ends every request of a step that the device could not do."""
+        _log.error("A step failed", exc_info=error)
         message = f"The computation failed: {type(error).__name__}: {error}"
         self._finish_all([chunk.seq.state for chunk in plan.chunks], "error", message)
 
@@ -263,6 +267,7 @@ class Engine:
         self._metrics.choice_done(seq, reason, keep, self._clock())
         state.live -= 1
         if not state.live:
+            state.choices = []  # no cycle is left, so that nothing of a request outlives it
             del self._requests[seq.request_id]
 
     def stats(self) -> Stats:

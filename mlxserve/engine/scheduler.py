@@ -54,7 +54,7 @@ class Scheduler:
         self.waiting = WaitingQueue(POLICIES[config.schedule_policy])
         self._prefilling = 0  # how many of ``running`` have prompt tokens to schedule
         self._copies: list[PageCopy] = []  # for forks of the last plan
-        self._refused: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that were too few for it
+        self._refused: tuple[int, int] | None = None  # number of the queue's head, and the blocks that were too few
 
     def add(self, seq: Sequence) -> None:
         self.waiting.push(seq)
@@ -158,13 +158,13 @@ class Scheduler:
     def _admit(self, plan: Plan, budget: int) -> None:
         while budget > 0 and self.waiting and len(self.running) < self._config.max_num_seqs:
             seq = self.waiting.head()
-            if self._refused == (seq, self._kv.available) and self.running:
+            if self._refused == (seq.number, self._kv.available) and self.running:
                 return
             hit = self._kv.match(seq)
             # One block for each that will grow: or else the newcomer is preempted a moment later.
             growing = sum(other.capacity < other.limit - 1 for other in self.running)
             if not self._kv.allocate(seq, len(seq.tokens), hit, reserve=growing):
-                self._refused = (seq, self._kv.available)
+                self._refused = (seq.number, self._kv.available)
                 return
             self.waiting.remove(seq)
             if seq.state.cached_tokens is None:

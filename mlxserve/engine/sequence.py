@@ -27,6 +27,7 @@ class RequestState:
     """What the choices of one request share."""
 
     __slots__ = (
+        "__weakref__",
         "arrival_s",
         "cache_report",
         "cached_tokens",

@@ -89,3 +89,6 @@ def test_prompt_scores(chunk):
         rows = [r.row for r in sampling.inputs.rows]
         assert rows == ([len(batch.logit_rows) - 1] if start + length == 9 else [])
     assert scored == list(range(1, 9))
+    again = Plan(chunks=[Chunk(seq, 0, 9)])  # recomputed after a preemption
+    assert list(build_batch(again, 16, deterministic=False).logit_rows) == [8]
+    assert build_sampling(again).inputs.scores == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from array import array
 
 import pytest
@@ -264,6 +266,23 @@ class TestFaults:
         assert engine.stats().kv_blocks_used == engine.stats().kv_blocks_cached
         assert runner.violations == []
         assert run(engine, request("later", max_tokens=3))["later", 0].reason is not None
+
+
+def test_nothing_of_a_request_outlives_it():
+    """MEM-01: not even until the garbage collector comes."""
+    engine = make_engine(runner_with(num_blocks=16))
+    states = []
+    gc.disable()
+    try:
+        for i in range(3):
+            engine.add(request(f"r{i}", 100, n=2, max_tokens=5, cache_report=True))
+            states.append(weakref.ref(engine._requests[f"r{i}"]))
+        engine.step()
+        engine.abort("r1")
+        run(engine)
+        assert [state() for state in states] == [None] * 3
+    finally:
+        gc.enable()
 
 
 class TestCounters:
