@@ -18,12 +18,13 @@ from mlxserve.errors import MlxserveError
 # name -> one line of help; the module mlxserve.cli.<name> has ``add_arguments(parser)`` and ``run(args) -> int``.
 COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's endpoints",
+    "chat": "chat in the terminal, with a running server or one of its own",
     "generate": "complete a prompt, or answer a chat message, on the terminal",
-    "bench": "compare engines on this machine, or send load to a server",
-    "kv-demo": "step through the KV block manager by hand",
-    "chat": "chat in the terminal with a running server, or with one of its own",
     "plan": "say what a model will need in memory, and how fast it can be",
     "doctor": "check the machine and the install, and say what to do",
+    "bench": "compare engines on this machine, or send load to a server",
+    "kv-demo": "step through the KV block manager by hand",
+    "completion": "print a script that completes this command line in a shell",
 }
 
 
