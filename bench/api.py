@@ -106,7 +106,7 @@ def send_big_prompts(port: int, seconds: float) -> int:
     until, sent = time.monotonic() + seconds, 0
     draw = random.Random(0)
     while time.monotonic() < until:
-        words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(9400)]
+        words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(8300)]
         turns = [{"role": ("user", "assistant")[i % 2], "content": " ".join(words[i::101])} for i in range(101)]
         body = {"messages": turns, "max_tokens": 1, "cache_salt": "rate=1000"}
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
