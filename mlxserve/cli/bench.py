@@ -13,12 +13,13 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
+from mlxserve.benchmark.acceptance import measure as measure_acceptance
 from mlxserve.benchmark.arms import ARMS, BASELINES, Arm, Workload, run_arm
 from mlxserve.benchmark.distributions import Arrivals
 from mlxserve.benchmark.load import LoadConfig, plan_load, run_load
 from mlxserve.benchmark.report import plot_lines, plot_rows, table, write_json
 from mlxserve.benchmark.summary import Objective, RequestRecord, summarise
-from mlxserve.cli.options import add_engine_options, add_model_options, engine_config
+from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
 from mlxserve.config import EngineConfig
 from mlxserve.errors import ConfigError
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
     parser.add_argument("--arm", action="append", choices=[arm.name for arm in ARMS], help="only these arms of ours")
     parser.add_argument("--baseline", action="append", choices=[arm.name for arm in BASELINES], default=[])
+    parser.add_argument("--acceptance", action="store_true", help="measure the acceptance criteria instead")
     _add_outputs(parser)
     add_model_options(parser)
     add_engine_options(parser)
@@ -97,7 +99,20 @@ def run(args: argparse.Namespace) -> int:
     return int(args.mode(args))
 
 
+def _run_acceptance(args: argparse.Namespace) -> int:
+    found = measure_acceptance(model_config(args))
+    for one in found:
+        sign = ">=" if one.at_least else "<="
+        print(f"{one.number}. {one.name}: {one.value:.2f} ({sign} {one.limit:g}) {'met' if one.met else 'NOT met'}")
+    print("2. greedy equals transformers: tests/e2e/test_parity.py")
+    if args.json:
+        write_json(args.json, {"criteria": [vars_of(one) for one in found]})
+    return 0 if all(one.met for one in found) else 1
+
+
 def _run_arms(args: argparse.Namespace) -> int:
+    if args.acceptance:
+        return _run_acceptance(args)
     for flag, value in (("--num-prompts", args.num_prompts), ("--max-tokens", args.max_tokens)):
         if value < 1:
             raise ConfigError(flag, value, "must be at least 1")

@@ -87,7 +87,16 @@ def test_a_server_says_its_plan_and_ends_cleanly() -> None:
     with running_server("--served-model-name", "small", "--max-model-len", "512") as server:
         ready_s = time.monotonic() - started
         plan = "\n".join(server.lines)
-        for word in ("smollm2-135m", "q4_1", "30 layers", "MiB", "KiB a token", "blocks", "512 tokens", server.base_url):
+        for word in (
+            "smollm2-135m",
+            "q4_1",
+            "30 layers",
+            "MiB",
+            "KiB a token",
+            "blocks",
+            "512 tokens",
+            server.base_url,
+        ):
             assert word in plan
         assert server.stop() == 0
     assert ready_s < 30  # bench.startup measures it; here only that nothing hangs
