@@ -8,12 +8,13 @@ from typing import get_args
 
 from mlxserve.backends import get_backend
 from mlxserve.cli.options import add_engine_options, engine_config
+from mlxserve.cli.sizes import GIB, KIB, size
 from mlxserve.config import BackendName, DtypeName, EngineConfig
-from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
+from mlxserve.formats.checkpoint import Checkpoint
+from mlxserve.hub import Hub
 from mlxserve.loader import checkpoint_dtype
 from mlxserve.planning import (
     CHIPS,
-    GIB,
     MAC_MEMORY_GIB,
     Footprint,
     fit,
@@ -21,8 +22,6 @@ from mlxserve.planning import (
     gpu_memory,
     metal_footprint,
 )
-
-_MIB, _KIB = 2**20, 2**10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     engine = engine_config(args)
-    checkpoint = open_checkpoint(args.model)
-    backend = get_backend(args.backend, args.dtype, checkpoint_dtype(checkpoint.config))
-    here = footprint(checkpoint, backend, engine)
-    print("\n".join(this_machine(checkpoint, here, engine, backend.free_memory())))
-    print("\n".join(macs(metal_footprint(checkpoint, engine), engine)))
+    with Hub().outlined(args.model) as checkpoint:
+        backend = get_backend(args.backend, args.dtype, checkpoint_dtype(checkpoint.config))
+        here = footprint(checkpoint, backend, engine)
+        print("\n".join(this_machine(checkpoint, here, engine, backend.free_memory())))
+        print("\n".join(macs(metal_footprint(checkpoint, engine), engine)))
     return 0
 
 
@@ -50,18 +49,18 @@ def this_machine(checkpoint: Checkpoint, here: Footprint, engine: EngineConfig, 
     yield f"             quantisation {checkpoint.source.quantization}, served up to {spec.max_model_len} tokens"
     yield ""
     yield f"On this machine ({here.backend}, {here.dtype}, {free / GIB:.1f} GiB free)"
-    yield f"weights      {_size(here.weights.total)}"
-    kv, block = here.kv_token_bytes / _KIB, here.block_bytes(engine)
-    yield f"KV           {kv:.1f} KiB a token, {_size(block)} a block of {engine.block_size}"
-    yield f"activations  {_size(here.activation_bytes)}, the largest step"
-    yield f"process      {_size(here.runtime_bytes)}, Python and libraries"
+    yield f"weights      {size(here.weights.total)}"
+    kv, block = here.kv_token_bytes / KIB, here.block_bytes(engine)
+    yield f"KV           {kv:.1f} KiB a token, {size(block)} a block of {engine.block_size}"
+    yield f"activations  {size(here.activation_bytes)}, the largest step"
+    yield f"process      {size(here.runtime_bytes)}, Python and libraries"
     if not result.blocks:
         least = here.fixed_bytes() + 2 * engine.max_num_seqs * block
-        yield f"It does not fit: with the smallest pool that is {_size(least)}."
+        yield f"It does not fit: with the smallest pool that is {size(least)}."
         return
     tokens = result.blocks * engine.block_size
-    yield f"KV pool      {_size(result.pool_bytes)} when full: {result.blocks} blocks, {tokens} tokens"
-    yield f"total        {_size(result.total_bytes)} with the pool full"
+    yield f"KV pool      {size(result.pool_bytes)} when full: {result.blocks} blocks, {tokens} tokens"
+    yield f"total        {size(result.total_bytes)} with the pool full"
     yield f"holds        {_sequences(result.full_sequences, spec.max_model_len, tokens)}"
 
 
@@ -70,7 +69,7 @@ def macs(metal: Footprint, engine: EngineConfig) -> Iterator[str]:
     length = metal.spec.max_model_len
     yield ""
     yield f"On a Mac (Metal, {metal.dtype}; calculated, not measured)"
-    yield f"weights      {_size(metal.weights.total)}, KV {metal.kv_token_bytes / _KIB:.1f} KiB a token"
+    yield f"weights      {size(metal.weights.total)}, KV {metal.kv_token_bytes / KIB:.1f} KiB a token"
     yield ""
     yield f"{'memory':>8}  {'for the GPU':>11}  {'total':>9}  holds"
     for memory in MAC_MEMORY_GIB:
@@ -78,7 +77,7 @@ def macs(metal: Footprint, engine: EngineConfig) -> Iterator[str]:
         result = fit(metal, available, engine)
         tokens = result.blocks * engine.block_size
         holds = _sequences(result.full_sequences, length, tokens) if result.blocks else "does not fit"
-        yield f"{memory:4} GiB  {_size(available):>11}  {_size(result.total_bytes):>9}  {holds}"
+        yield f"{memory:4} GiB  {size(available):>11}  {size(result.total_bytes):>9}  {holds}"
     yield ""
     yield "Decode speed of one sequence, at most (memory bandwidth over bytes read a token)"
     yield f"{'chip':>18}  {'bandwidth':>9}  {'short context':>13}  {f'{length} tokens':>13}"
@@ -91,12 +90,6 @@ def _sequences(full: int, length: int, tokens: int) -> str:
     if full:
         return f"{full} sequence{'s' * (full != 1)} of {length} tokens at once"
     return f"{tokens} tokens, less than one sequence of {length}"
-
-
-def _size(count: float) -> str:
-    if count >= GIB:
-        return f"{count / GIB:.1f} GiB"
-    return f"{count / _MIB:.0f} MiB" if count >= 10 * _MIB else f"{count / _MIB:.2f} MiB"
 
 
 def _count(parameters: int) -> str:

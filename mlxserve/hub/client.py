@@ -13,11 +13,15 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.checkpoint import EMBEDDED_MODEL, Checkpoint, embedded_model_path, open_checkpoint
+from mlxserve.formats.safetensors import INDEX
 from mlxserve.hub.files import SMALL_FILES, RemoteFile, is_complete, verify, weight_files
+from mlxserve.hub.outline import write_outline
 from mlxserve.hub.transfer import fetch_blob
 
 MAIN = "main"
@@ -103,6 +107,34 @@ class Hub:
             directory = self._fetch(repository, remote, small, show_progress)
             weights = weight_files(repository, directory, remote.files)
             return self._fetch(repository, remote, weights, show_progress)
+
+    @contextmanager
+    def outlined(self, model: str) -> Iterator[Checkpoint]:
+        """As ``open_model``, but no weight is fetched: what is not in the cache has headers and no data.
+
+        It is gone afterwards.
+        """
+        repository = parse_repository(model)
+        if repository is None or self.find(repository) is not None:
+            yield self.open_model(model)
+            return
+        with TemporaryDirectory(prefix="mlxserve-") as directory:
+            with _explained(repository):
+                self._outline(repository, Path(directory))
+            yield dataclasses.replace(open_checkpoint(directory), name=repository.name)
+
+    def _outline(self, repository: Repository, directory: Path) -> None:
+        from huggingface_hub import HfApi
+
+        remote = self._list(repository)
+        small = [name for name in ("config.json", "generation_config.json", INDEX) if name in remote.files]
+        cached = self._fetch(repository, remote, small, show_progress=False)
+        for name in small:
+            copyfile(cached / name, directory / name)
+        api = HfApi(endpoint=self.endpoint)
+        for name in weight_files(repository, cached, remote.files):
+            metadata = api.parse_safetensors_file_metadata(repository.name, name, revision=remote.commit)
+            write_outline(directory / name, metadata.tensors)
 
     def local_models(self) -> list[LocalModel]:
         """The embedded model, if installed, and every model in the cache, by name."""
@@ -255,6 +287,8 @@ def _explained(repository: Repository) -> Iterator[None]:
         raise CheckpointError(f"{repository} is not a valid name on the hub") from error
     except errors.OfflineModeIsEnabled as error:
         raise CheckpointError(f"{repository} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it") from error
+    except errors.SafetensorsParsingError as error:
+        raise CheckpointError(f"{repository} has a weight file whose header is corrupt: {error}") from error
     except errors.HfHubHTTPError as error:
         raise CheckpointError(_of_status(repository, error.response.status_code)) from error
     except (OSError, transport) as error:

@@ -129,14 +129,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_file(self, name: str, data: bytes, commit: str) -> None:
-        wanted = self.headers.get("Range")
-        start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted and self.command == "GET" else 0
-        self.send_response(206 if start else 200)
+        wanted = self.headers.get("Range") if self.command == "GET" else None
+        first, _, last = (wanted or "").removeprefix("bytes=").partition("-")
+        start = int(first or 0)
+        tag, whole, data = _etag(data), len(data), data[: int(last) + 1] if last else data
+        self.send_response(206 if wanted else 200)
         self.send_header("X-Repo-Commit", commit)
-        self.send_header("ETag", f'"{_etag(data)}"')
+        self.send_header("ETag", f'"{tag}"')
         self.send_header("Accept-Ranges", "bytes")
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if self.command == "HEAD":
