@@ -50,7 +50,7 @@ def create_app(
     """
     service = Service(engine, text, info, settings)
     system = SystemEndpoints(service, started=int(time.time()))
-    description = openapi(__version__, keys=bool(settings.api_keys))
+    description = openapi(__version__, settings.served_names, keys=bool(settings.api_keys))
     page = docs_page(description)
 
     async def described(request: Request) -> Response:

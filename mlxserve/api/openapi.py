@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +88,12 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def openapi(version: str, *, keys: bool) -> dict[str, Any]:
-    """The description; ``keys``: whether the server asks for an API key."""
+def openapi(version: str, names: Sequence[str], *, keys: bool) -> dict[str, Any]:
+    """The description. ``names``: of the served models; ``keys``: whether the server asks for an API key."""
     kinds = [kind for op in OPERATIONS for kind in (op.request, op.answer, op.chunk) if kind is not None]
     _, components = msgspec.json.schema_components([*kinds, schemas.Message, answers.ErrorAnswer], ref_template=_REF)
+    for kind in {op.request for op in OPERATIONS if op.request is not None}:
+        components[kind.__name__]["properties"]["model"] = {"enum": [*names, None], "default": None}
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, keys)

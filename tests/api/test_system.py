@@ -218,6 +218,7 @@ def test_openapi_is_made_from_the_types() -> None:
     schemas = described["components"]["schemas"]
     for kind in (ChatRequest, CompletionRequest):
         assert set(schemas[kind.__name__]["properties"]) == set(kind.__struct_fields__)
+        assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake", None]
     names = {route.path for route in api.app.routes} - {"/openapi.json", "/docs"}
     assert {path.replace(":path", "") for path in names} == set(described["paths"])
     refs = str(described).split("#/components/schemas/")[1:]
