@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Words = Any  # an array of 64-bit integers
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.float64]
+Words = Any  # an array of 64-bit integers, or an int
 
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -20,7 +22,7 @@ ROUNDS = 10
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
-    """The four random words of each counter. All six arrays have one dtype and broadcast."""
+    """The four random words of each counter. Arrays have one dtype and broadcast; an int stands for as many equals."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -30,15 +32,19 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
     return c0, c1, c2, c3
 
 
-def gumbel(seed: int, position: int, choice: int, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """The noise of each token id: -log(-log(u)), u = (x0 + 0.5) / 2^32. The reference that the backends' tests hold
-    theirs against."""
-    ids = tokens.astype(np.uint64)
-    place, which, zero = (np.full_like(ids, value) for value in (position, choice, 0))
-    key = tuple(np.full_like(ids, word) for word in key_words(seed))
-    x0 = philox((ids, place, which, zero), (key[0], key[1]))[0]
-    u: NDArray[np.float64] = (x0.astype(np.float64) + 0.5) / 2**32
-    return -np.log(-np.log(u))
+def gumbel(tokens: Ints, position: Ints | int, choice: Ints | int, key0: Ints | int, key1: Ints | int) -> Floats:
+    """The noise of each token id, -log(-log(u)) with u = (x0 + 0.5) / 2^32, in float64: u may be within 2^-33 of 1.
+
+    ``key0`` and ``key1`` are the seed's ``key_words``. An int stands for as many equals.
+    """
+    x0 = philox((_word(tokens), _word(position), _word(choice), 0), (_word(key0), _word(key1)))[0]
+    u: Floats = (x0.astype(np.float64) + 0.5) * 2.0**-32
+    np.negative(np.log(u, out=u), out=u)
+    return np.negative(np.log(u, out=u), out=u)
+
+
+def _word(values: Ints | int) -> Words:
+    return values if isinstance(values, int) else values.astype(np.uint64)
 
 
 def key_words(seed: int) -> tuple[int, int]:

@@ -47,6 +47,11 @@ class Noise:
     positions: Ints  # [N]
     choices: Ints  # [N]
 
+    @property
+    def counter(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """What the noise of a token depends on beside its id: position, choice, and the seed's two words."""
+        return self.positions, self.choices, self.key0, self.key1
+
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:

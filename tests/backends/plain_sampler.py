@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxserve.backends.philox import gumbel
+from mlxserve.backends.philox import gumbel, key_words
 from mlxserve.engine.interfaces import SampleRow
 
 Row = NDArray[np.float64]
@@ -56,7 +56,7 @@ def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, float]:
         x = x / row.params.temperature
         scores = np.full(len(x), -np.inf)
         tokens = np.array(kept(x, row))
-        scores[tokens] = x[tokens] + gumbel(row.seed, row.position, row.choice, tokens)
+        scores[tokens] = x[tokens] + gumbel(tokens, row.position, row.choice, *key_words(row.seed))
     token = int(scores.argmax())
     second = np.delete(scores, token).max()
     return token, float(scores[token] - second)

@@ -93,9 +93,7 @@ def _gumbel(noise: Noise, vocab: int) -> mx.array:
     """[N, V] -log(-log(u)), u = (x0 + 0.5) / 2^32. Above one half -log(u) is found from 1 - u, which float32 holds
     more exactly than u: u itself would round to 1."""
     tokens = mx.arange(vocab, dtype=mx.uint64)[None]
-    key0, key1, position, choice = (
-        mx.array(a.astype(np.uint64))[:, None] for a in (noise.key0, noise.key1, noise.positions, noise.choices)
-    )
+    position, choice, key0, key1 = (mx.array(a.astype(np.uint64))[:, None] for a in noise.counter)
     x0 = philox((tokens, position, choice, mx.zeros_like(tokens)), (key0, key1))[0]
     u, rest = ((n.astype(mx.float32) + 0.5) * 2.0**-32 for n in (x0, WORD - x0))
     return -mx.log(mx.where(x0 < 2**31, -mx.log(u), -mx.log1p(-rest)))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mlxserve.backends.base import Samples
-from mlxserve.backends.philox import philox
+from mlxserve.backends.philox import gumbel
 from mlxserve.backends.sampling import Noise, SamplePlan, Scores, sampled
 from mlxserve.engine.interfaces import Sampled
 
@@ -69,13 +69,21 @@ def _adjust(x: Tensor, plan: SamplePlan) -> Tensor:
 
 def _perturb(x: Tensor, noise: Noise) -> Tensor:
     """[N, V] adjusted logits -> scaled logits plus noise for the tokens that the filters keep, -inf elsewhere."""
-    highest = x.amax(-1, keepdim=True)
-    x = (x - highest) / torch.from_numpy(noise.temperature)[:, None]
+    x = (x - x.amax(-1, keepdim=True)) / torch.from_numpy(noise.temperature)[:, None]
     kept = x >= _threshold(x, noise)
-    row, token = kept.nonzero(as_tuple=True)
-    out = torch.full_like(x, -math.inf)
-    out[row, token] = x[row, token] + _gumbel(noise, row, token)
-    return out
+    x = x.masked_fill_(~kept, -math.inf)
+    # A row that keeps most of a vocabulary is cheapest whole and by itself; rows that keep few are cheapest together.
+    wide = (noise.top_k >= x.shape[1]) & (noise.top_p >= 1)
+    everything = np.arange(x.shape[1])
+    for i in np.flatnonzero(wide):
+        x[i] += torch.from_numpy(gumbel(everything, *(int(a[i]) for a in noise.counter)))
+    if not wide.all():
+        kept[torch.from_numpy(wide)] = False
+        row, token = kept.numpy().nonzero()
+        x[torch.from_numpy(row), torch.from_numpy(token)] += torch.from_numpy(
+            gumbel(token, *(a[row] for a in noise.counter)).astype(np.float32)
+        )
+    return x
 
 
 def _threshold(x: Tensor, noise: Noise) -> Tensor:
@@ -99,24 +107,17 @@ def _threshold(x: Tensor, noise: Noise) -> Tensor:
 
 def _nucleus(x: Tensor, best: Tensor, top_p: Tensor) -> Tensor:
     """[N, 1] the logit of the last token of the smallest set of the most probable ones whose probability reaches
-    ``top_p``. ``best``: the highest of x, in order."""
-    total = x.logsumexp(-1, keepdim=True)
-    probabilities = (best - total).double().exp_()
+    ``top_p``. ``best``: the highest of x, in order; where they are too few, more are sorted."""
+    probabilities = (best - x.logsumexp(-1, keepdim=True)).double().exp_()
     reached = probabilities.cumsum(-1) - probabilities  # before each token
-    if best.shape[1] < x.shape[1] and bool((reached[:, -1:] < top_p).any()):
-        return _nucleus(x, x.sort(-1, descending=True).values, top_p)
     count = (reached < top_p).sum(-1, keepdim=True).clamp_(min=1)
-    return best.gather(1, count - 1).masked_fill_(top_p >= 1, -math.inf)
-
-
-def _gumbel(noise: Noise, row: Tensor, token: Tensor) -> Tensor:
-    """-log(-log(u)) for each (row, token), in float64 until the end: u may be within 2^-33 of 1."""
-    key0, key1, position, choice = (
-        torch.from_numpy(a)[row] for a in (noise.key0, noise.key1, noise.positions, noise.choices)
-    )
-    x0: Tensor = philox((token, position, choice, torch.zeros_like(token)), (key0, key1))[0]
-    u = x0.double().add_(0.5).mul_(2.0**-32)
-    return u.log_().neg_().log_().neg_().float()
+    last = best.gather(1, count - 1).masked_fill_(top_p >= 1, -math.inf)
+    short = (reached[:, -1] < top_p[:, 0]) & (top_p[:, 0] < 1)
+    if best.shape[1] < x.shape[1] and bool(short.any()):
+        x = x[short]
+        more = x.topk(min(16 * best.shape[1], x.shape[1])).values
+        last[short] = _nucleus(x, more, top_p[short])
+    return last
 
 
 def _best(x: Tensor) -> tuple[Tensor, Tensor]:
