@@ -171,6 +171,15 @@ class TestAbort:
         engine.abort("r")
         assert not engine.has_work()
 
+    @pytest.mark.parametrize("index", [None, 0, 1])
+    def test_a_request_without_an_answer_while_its_only_step_is_under_way(self, index):
+        engine = make_engine()
+        engine.add(request(prompt=20, max_tokens=0, n=2))
+        engine.step()
+        engine.abort("r", index)
+        outputs = run(engine)
+        assert [outputs["r", i].reason == "abort" for i in range(2)] == [index in (None, i) for i in range(2)]
+
     def test_what_lies_past_a_stop_string_is_not_cached(self):
         r = request(prompt=16, max_tokens=100, ignore_eos=True)
         engine = make_engine()

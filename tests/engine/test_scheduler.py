@@ -45,6 +45,16 @@ class TestBudget:
         assert lengths(runner, 2) == [1, 20, 20, 4]  # b goes on before c and d begin, d with what is left
         assert lengths(runner, 3) == [1, 10, 20, 14]
 
+    def test_a_prefill_for_which_nothing_is_left_is_not_in_the_step(self):
+        runner = small()
+        engine = make_engine(runner, max_num_seqs=8, prefill_chunk=4, max_num_batched_tokens=12)
+        engine.add(request("a", (3,) * 5, n=5, ignore_eos=True))
+        for name in "bcd":
+            engine.add(request(name, 40))
+        steps(engine, 3)
+        assert [lengths(runner, i) for i in range(3)] == [[4, 4, 4], [1, 4, 4, 3], [1, 1, 1, 1, 1, 4, 3]]
+        assert runner.violations == []
+
     def test_a_prefill_is_cut_into_chunks(self):
         runner = small()
         run(make_engine(runner, prefill_chunk=64, max_num_batched_tokens=512), request(prompt=150, max_tokens=1))
