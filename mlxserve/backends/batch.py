@@ -22,7 +22,7 @@ class DecodePlan:
     """Attention of D sequences with one query each, padded to the same number M of blocks, L = M * block_size keys."""
 
     rows: Ints  # [D] flat index of each query
-    tables: Ints  # [D, M]; padding names block 0
+    tables: Ints  # [D, M]; padding names a block of the sequence's own
     mask: Bools  # [D, L] keys that the query sees
 
 
@@ -64,6 +64,16 @@ class HostBatch:
     deterministic: bool
 
     @property
+    def fresh_blocks(self) -> Ints:
+        """Blocks whose first place this step writes, but not the last one.
+
+        Masked keys still take part in the arithmetic, and not-a-number times zero is not zero: what a failed sequence
+        left in a block must be cleared before another one reads the part that it has not written yet.
+        """
+        begun, filled = self.blocks[self.offsets == 0], self.blocks[self.offsets == self.block_size - 1]
+        return np.setdiff1d(begun, filled)
+
+    @property
     def highest_block(self) -> int:
         """The highest block number that this step writes or reads."""
         return max(int(t.max()) for t in (self.blocks, self.copy_targets, *self.block_tables) if t.size)
@@ -80,9 +90,10 @@ class HostBatch:
         first = _first_block(contexts - 1, window, self.block_size)
         tables = [self.block_tables[s][f:] for s, f in zip(sequences, first, strict=True)]
         width = max(t.size for t in tables)
-        padded = np.zeros((len(tables), width), np.int64)
+        padded = np.empty((len(tables), width), np.int64)
         for row, table in zip(padded, tables, strict=True):
             row[: table.size] = table
+            row[table.size :] = table[0]
         keys = first[:, None] * self.block_size + np.arange(width * self.block_size)
         return DecodePlan(self.query_starts[sequences], padded, _visible(keys, contexts[:, None] - 1, window))
 

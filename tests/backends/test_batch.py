@@ -90,3 +90,10 @@ def test_nothing_is_shared_with_the_engine() -> None:
 def test_an_empty_list_is_an_empty_array(n: int) -> None:
     host = host_batch(make([(0, n)], 16), 16)
     assert host.late_at.shape == host.copy_targets.shape == host.logit_rows.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("start", "n", "fresh"), [(0, 1, [0]), (1, 1, []), (4, 1, [1]), (0, 4, []), (0, 6, [1]), (2, 7, [2]), (3, 5, [])]
+)
+def test_fresh_blocks(start: int, n: int, fresh: list[int]) -> None:
+    assert host_batch(make([(start, n)], 4), 4).fresh_blocks.tolist() == fresh

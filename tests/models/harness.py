@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mlxserve.backends import get_backend
 from mlxserve.backends.batch import HostBatch, host_batch
+from mlxserve.backends.torch.batch import TorchPool
 from mlxserve.engine.interfaces import ForwardBatch
 from mlxserve.loader import Weights, load_model
 
@@ -68,6 +69,7 @@ class Model:
     def logits(self, prompts: Sequence[Sequence[int]], mode: str) -> list[Logits]:
         """[length, vocabulary] of each prompt, computed in the steps of ``mode``."""
         pool = self.backend.new_pool(self.loaded.spec, self.blocks, self.block_size)
+        _fill_with_nan(pool)  # what a failed sequence may leave in pages must never be seen
         free = np.random.default_rng(1).permutation(self.blocks).tolist()
         tables = [array("i", [free.pop() for _ in range(-(-len(p) // self.block_size))]) for p in prompts]
         done = [0] * len(prompts)
@@ -101,6 +103,11 @@ class Model:
             b.block_tables.append(tables[sequence])
         b.logit_rows.extend(range(len(b.tokens)))
         return b
+
+
+def _fill_with_nan(pool: Any) -> None:
+    for pages in (*pool.k_pools, *pool.v_pools) if isinstance(pool, TorchPool) else (*pool.k, *pool.v):
+        pages[:] = float("nan")
 
 
 def oracle(path: Any, prompts: Sequence[Sequence[int]]) -> list[Logits]:

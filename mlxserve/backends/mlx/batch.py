@@ -64,10 +64,11 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
             self._grow(min(self.num_blocks, max(2 * self.blocks, host.highest_block + 1)))
         if host.copy_targets.size:
             sources, targets = _ints(host.copy_sources), _ints(host.copy_targets)
-            for pools in (self.k, self.v):
-                for i, pool in enumerate(pools):
-                    pool[targets] = pool[sources]
-                    pools[i] = pool
+            for pool in (*self.k, *self.v):
+                pool[targets] = pool[sources]
+        if (fresh := host.fresh_blocks).size:
+            for pool in (*self.k, *self.v):
+                pool[_ints(fresh)] = 0
         tokens = _ints(host.tokens)
         if host.late_at.size:
             assert late_tokens is not None

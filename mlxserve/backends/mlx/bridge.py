@@ -54,9 +54,10 @@ class Bridge:
         flat = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)])
         at = mx.array(flat.astype(np.int32))
         tables = [host.block_tables[s] for s in group]
-        padded = np.zeros((len(group), max(t.size for t in tables)), np.int32)
+        padded = np.empty((len(group), max(t.size for t in tables)), np.int32)
         for row, table in zip(padded, tables, strict=True):
             row[: table.size] = table
+            row[table.size :] = table[0]
         before = host.positions[starts]
         part = Part(
             offset=int(before[0]) if len(group) == 1 else mx.array(before.astype(np.int32)),

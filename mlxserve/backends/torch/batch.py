@@ -76,7 +76,7 @@ class TorchPool(KVPool[torch.Tensor, TorchBatch]):
         }
 
     def batch(self, host: HostBatch, late_tokens: torch.Tensor | None) -> TorchBatch:
-        copy_pages(host, (*self.k_pools, *self.v_pools))
+        prepare_pages(host, (*self.k_pools, *self.v_pools))
         tokens = token_ids(host, late_tokens)
         positions = torch.from_numpy(host.positions).float()
         rotations = {rope: rotation(positions, rope, f) for rope, f in self.frequencies.items()}
@@ -112,12 +112,15 @@ class TorchPool(KVPool[torch.Tensor, TorchBatch]):
         return torch.zeros(visible.shape, dtype=self.dtype).masked_fill_(torch.from_numpy(~visible), -math.inf)
 
 
-def copy_pages(host: HostBatch, pools: Sequence[torch.Tensor]) -> None:
-    """Does the step's page copies in pools of [num_blocks, ...]."""
+def prepare_pages(host: HostBatch, pools: Sequence[torch.Tensor]) -> None:
+    """Copies the pages that the step asks to copy and clears those that it begins, in pools of [num_blocks, ...]."""
     if host.copy_targets.size:
         sources, targets = torch.from_numpy(host.copy_sources), torch.from_numpy(host.copy_targets)
         for pool in pools:
             pool[targets] = pool[sources]
+    if (fresh := host.fresh_blocks).size:
+        for pool in pools:
+            pool.index_fill_(0, torch.from_numpy(fresh), 0)
 
 
 def token_ids(host: HostBatch, late_tokens: torch.Tensor | None) -> torch.Tensor:
