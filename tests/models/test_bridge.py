@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model, quantize_model, save_model
 from safetensors.numpy import load_file, save_file
@@ -17,7 +19,7 @@ from mlxserve.errors import CheckpointError, ConfigError
 from mlxserve.formats.checkpoint import open_checkpoint
 from tests.models.harness import MODES, Logits, Model, difference, oracle
 from tests.models.matrix import Case, make, rope
-from tests.tiny import write_json
+from tests.tiny import MemoryCheckpoint, draw, write_json
 
 TOLERANCE = 1e-4
 
@@ -109,3 +111,64 @@ class TestErrors:
         write_json(tmp_path / "config.json", {**config, "model_type": name})
         with pytest.raises(CheckpointError, match="model_type"):
             self.load(tmp_path)
+
+
+MINICPM3 = {
+    "model_type": "minicpm3",
+    "hidden_size": 64,
+    "dim_model_base": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 96,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 32,
+    "scale_depth": 1.4,
+    "scale_emb": 2,
+    "max_position_embeddings": 128,
+    "rope_scaling": {
+        "type": "longrope",
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0] * 4,
+    },
+}
+
+
+def test_keys_wider_than_values() -> None:
+    """Pages are as wide as the wider of the two."""
+    module = importlib.import_module("mlx_lm.models.minicpm3")
+    model = module.Model(module.ModelArgs.from_dict(MINICPM3))
+    weights = draw({name: tuple(w.shape) for name, w in tree_flatten(model.parameters())})
+    model.load_weights([(name, mx.array(w)) for name, w in weights.items()])
+    prompts = CASES[0].token_ids()
+    ours = Model(MemoryCheckpoint(MINICPM3, weights), "mlx")
+    (probe, *_) = ours.loaded.decoder._probes
+    assert probe.width != probe.v_width
+    for mode in MODES:
+        assert difference(ours.logits(prompts, mode), mlx_lm_logits(model, prompts)) < TOLERANCE, mode
+
+
+def test_a_state_that_pages_cannot_hold_is_refused() -> None:
+    config = {
+        "model_type": "mamba",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "state_size": 8,
+        "num_hidden_layers": 1,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 4,
+        "max_position_embeddings": 128,
+    }
+    module = importlib.import_module("mlx_lm.models.mamba")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    weights = {name: np.array(w) for name, w in tree_flatten(model.parameters())}
+    with pytest.raises(CheckpointError, match=r"mlx-lm's mamba keeps a .*Cache, but pages hold keys and values only"):
+        Model(MemoryCheckpoint(config, weights), "mlx")
