@@ -64,7 +64,7 @@ class BodyDecoder(Generic[B]):
 def _field_error(message: str, raw: bytes) -> BadRequest:
     match = _AT.match(message)
     assert match is not None
-    what, path = match["what"], match["path"] or ""
+    what, path = match["what"], (match["path"] or "").partition("[...]")[0]
     if missing := _MISSING.match(what):
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return BadRequest(f"{name} is required", param=name)
@@ -84,12 +84,12 @@ def _field_error(message: str, raw: bytes) -> BadRequest:
 
 
 def _value_at(path: str, raw: bytes) -> str:
-    """The value at a msgspec path, shortened; the path ends where it goes through a mapping's keys."""
+    """The value at a msgspec path, shortened."""
     try:
         value: object = msgspec.json.decode(raw)
     except msgspec.DecodeError:  # another field holds what is no value at all
         return "wrong"
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path.partition("[...]")[0]):
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         if isinstance(value, dict):
             value = value[name]
         elif isinstance(value, list):

@@ -24,6 +24,14 @@ class Vocabulary(Protocol):
     def is_special(self, token_id: int) -> bool: ...
 
 
+def written(token: int, vocabulary: Vocabulary) -> str:
+    """A token's text; what is no whole character is written byte by byte, so that no two such tokens look alike."""
+    text = vocabulary.token_text(token)
+    if "\ufffd" not in text or text.encode() == vocabulary.token_bytes(token):
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in vocabulary.token_bytes(token))
+
+
 def _finite(logprob: float) -> float:
     return logprob if logprob > _LEAST else _LEAST
 
@@ -37,12 +45,12 @@ def chat_logprobs(event: Event, vocabulary: Vocabulary) -> ChatLogprobs | None:
 
 def _chat_entry(entry: TokenLogprob, vocabulary: Vocabulary) -> ChatLogprob:
     return ChatLogprob(
-        token=vocabulary.token_text(entry.token_id),
+        token=written(entry.token_id, vocabulary),
         logprob=_finite(entry.logprob),
         bytes=list(vocabulary.token_bytes(entry.token_id)),
         top_logprobs=[
             TopLogprob(
-                token=vocabulary.token_text(token),
+                token=written(token, vocabulary),
                 logprob=_finite(logprob),
                 bytes=list(vocabulary.token_bytes(token)),
             )
@@ -60,7 +68,7 @@ class CompletionScores:
 
     def take(self, event: Event) -> CompletionLogprobs | None:
         """None when the event has no log-probabilities. A token in the middle of a character has the offset of that
-        character; alternatives that are written alike show the most probable one."""
+        character; of alternatives that are written alike the most probable one is shown."""
         if event.logprobs is None:
             return None
         offsets = []
@@ -70,7 +78,7 @@ class CompletionScores:
             offsets.append(self._characters - inside)
             self._characters += sum(byte & 0xC0 != 0x80 for byte in raw)
         return CompletionLogprobs(
-            tokens=[self._vocabulary.token_text(token) for token in event.token_ids],
+            tokens=[written(token, self._vocabulary) for token in event.token_ids],
             token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in event.logprobs],
             top_logprobs=[None if entry is None else self._alternatives(entry) for entry in event.logprobs],
             text_offset=offsets,
@@ -87,5 +95,5 @@ class CompletionScores:
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         best: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            best.setdefault(self._vocabulary.token_text(token), _finite(logprob))
+            best.setdefault(written(token, self._vocabulary), _finite(logprob))
         return best

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from mlxserve.api.schemas import Sampling
+from mlxserve.api.schemas import ChatRequest, Sampling
 from mlxserve.api.settings import Caps
 from mlxserve.errors import BadRequest, ContextLengthExceeded
 from mlxserve.types import ModelInfo, SamplingParams
@@ -53,6 +53,7 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
     )
     cap("n", params.n, caps.n)
+    cap("top_logprobs" if isinstance(body, ChatRequest) else "logprobs", logprobs or 0, caps.logprobs)
     if body.best_of is not None and body.best_of != params.n:
         raise BadRequest(f"best_of is {body.best_of}, but must equal n, which is {params.n}", param="best_of")
     params.check(info.vocab_size)

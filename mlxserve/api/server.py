@@ -20,6 +20,7 @@ from mlxserve.errors import ConfigError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 65  # longer than clients keep an idle connection, so that they never send into one being closed
 _SWITCH_S = 0.001  # a thread that tokenises hands the interpreter back to the event loop after at most this
 
 
@@ -68,6 +69,7 @@ def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=drain_s,
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
     url = address(listening)
     server = _Server(config, lambda: on_ready and on_ready(url), on_drain)

@@ -15,14 +15,12 @@ class Caps:
     n: int = 128
     prompts: int = 512  # prompts in one completions request
     choices: int = 512  # prompts times n
-    completion_logprobs: int = 20
-    top_logprobs: int = 20
+    logprobs: int = 20  # alternatives a token
     stop: int = 16  # stop strings
     stop_length: int = 1024  # characters of one stop string
     stop_token_ids: int = 256
     logit_bias: int = 1024
     ignored_fields: int = 32  # unknown fields named in the response header
-    timeout_s: int = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ def test_det_06_bytes_are_the_tokens_own(max_tokens: int) -> None:
         assert joined == "🦙🙂 你好".encode()
     for entry in content:
         assert len(entry["top_logprobs"]) == 3
+        assert len({shown["token"] for shown in entry["top_logprobs"]}) == 3
         for shown in (entry, *entry["top_logprobs"]):
             assert shown["bytes"] != REPLACEMENT
             assert shown["token"]

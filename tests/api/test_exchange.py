@@ -56,10 +56,10 @@ class Client:
 
     async def leave(self) -> None:
         self.gone.set()
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 20)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -163,10 +163,10 @@ def test_a_slow_reader_gets_coalesced_frames_and_slows_nobody() -> None:
     async def run() -> None:
         slow, quick = Client(api.app, CHAT, body(True)), Client(api.app, CHAT, body(True))
         slow.reads.clear()
-        await asyncio.wait_for(quick.task, 5)
+        await asyncio.wait_for(quick.task, 20)
         await until(lambda: not engine.live)  # the engine has finished both
         slow.reads.set()
-        await asyncio.wait_for(slow.task, 5)
+        await asyncio.wait_for(slow.task, 20)
         for client in (slow, quick):
             stream = parse_stream(200, httpx.Headers(), client.raw)
             assert stream.text() == "abc" * 100
@@ -187,7 +187,7 @@ def test_a_stop_string_ends_the_engine_although_nobody_reads() -> None:
         await until(lambda: bool(engine.requests) and not engine.live)
         assert engine.count["decoded"] < 20
         client.reads.set()
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, 20)
         assert parse_stream(200, httpx.Headers(), client.raw).text() == "ab"
 
     asyncio.run(run())

@@ -110,9 +110,9 @@ MULTIPLIERS = [
 @pytest.mark.parametrize(("path", "fields", "param"), MULTIPLIERS)
 def test_sec_07_multipliers_are_capped(path: str, fields: dict[str, Any], param: str) -> None:
     api = Api()
-    started = time.monotonic()
+    started = time.process_time()
     api.refused(api.post(path, ({"messages": HI} if path == CHAT else {"prompt": "1 2"}) | fields), param)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert not api.engine.requests
 
 

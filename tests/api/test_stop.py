@@ -111,7 +111,7 @@ def test_logit_bias_outside_the_vocabulary_is_refused(path: str, wrong: Any) -> 
     api = Api()
     answer = ask(api, path, logit_bias=wrong)
     assert answer.status == 400
-    assert answer.error["param"].partition("[")[0] == "logit_bias"
+    assert answer.error["param"] == "logit_bias"
     assert ask(api, path, logit_bias={"299": -100}).status == 200
 
 

@@ -36,8 +36,16 @@ class Reference:
         self.tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         self.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
-    @torch.inference_mode()
+        self.known: dict[tuple[str, str], float] = {}
+
     def logprob(self, context: str, continuation: str) -> float:
+        """Of the whole continuation; what was asked before is not computed again."""
+        if (context, continuation) not in self.known:
+            self.known[context, continuation] = self._logprob(context, continuation)
+        return self.known[context, continuation]
+
+    @torch.inference_mode()
+    def _logprob(self, context: str, continuation: str) -> float:
         ids = self.tokenizer(context + continuation).input_ids
         start = len(self.tokenizer(context).input_ids)
         logprobs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)

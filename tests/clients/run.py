@@ -94,7 +94,7 @@ def run(name: str, base: str, command: Sequence[str]) -> bool:
     passed = result.returncode == 0
     print(f"{name}: {'passed' if passed else 'FAILED'} in {time.monotonic() - started:.0f} s", flush=True)
     if not passed:
-        print(result.stdout[-6000:])
+        print(f"exit status {result.returncode}\n{result.stdout[-6000:]}")
     return passed
 
 
