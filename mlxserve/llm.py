@@ -61,7 +61,9 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
     """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
     checkpoint = open_checkpoint(model.model)
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
-    backend = get_backend(model.backend, model.dtype, checkpoint_dtype(checkpoint.config))
+    backend = get_backend(
+        model.backend, model.dtype, checkpoint_dtype(checkpoint.config), deterministic=engine.deterministic
+    )
     device = device_thread()
     loaded = device.submit(load_model, checkpoint, backend, engine.max_model_len, progress).result()
     spec = loaded.spec

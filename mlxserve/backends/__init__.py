@@ -16,19 +16,24 @@ from mlxserve.formats.tensors import DenseDtype
 REMEDIES = {"mlx": "mlxserve[mlx]", "torch": "mlxserve[torch]"}
 
 
-def get_backend(name: BackendName, dtype: DtypeName, checkpoint_dtype: DenseDtype = "float32") -> Backend[Any, Any]:
+def get_backend(
+    name: BackendName, dtype: DtypeName, checkpoint_dtype: DenseDtype = "float32", *, deterministic: bool = False
+) -> Backend[Any, Any]:
     """``auto`` is mlx on Apple Silicon, else torch. dtype ``auto`` is float32 on CPUs, the checkpoint's own on Metal.
 
-    Raises ConfigError when the backend's library is not installed, with the remedy.
+    Raises ConfigError when the backend's library is not installed, with the remedy, and for ``deterministic`` on mlx.
     """
     if name == "auto":
         name = "mlx" if sys.platform == "darwin" and platform.machine() == "arm64" else "torch"
     if importlib.util.find_spec(name) is None:
         raise ConfigError("--backend", name, f"{name} is not installed: pip install '{REMEDIES[name]}'")
     if name == "torch":
-        from mlxserve.backends.torch.backend import TorchBackend
+        from mlxserve.backends.torch.backend import DeterministicTorchBackend, TorchBackend
 
-        return TorchBackend("float32" if dtype == "auto" else dtype)
+        kind = DeterministicTorchBackend if deterministic else TorchBackend
+        return kind("float32" if dtype == "auto" else dtype)
+    if deterministic:
+        raise ConfigError("--deterministic", True, "only the torch backend promises equal bits: add --backend torch")
     from mlxserve.backends.mlx.backend import MlxBackend, on_gpu
 
     return MlxBackend((checkpoint_dtype if on_gpu() else "float32") if dtype == "auto" else dtype)

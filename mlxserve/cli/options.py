@@ -66,6 +66,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="share the KV blocks of equal prompt beginnings (default: yes)",
     )
     group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="equal bits whatever the batch, the chunks and the cache (torch backend; slower)",
+    )
+    group.add_argument(
         "--schedule-policy",
         choices=get_args(SchedulePolicy),
         default=defaults["schedule_policy"],

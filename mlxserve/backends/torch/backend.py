@@ -11,6 +11,7 @@ from mlxserve.backends.batch import HostBatch
 from mlxserve.backends.memory import free_host_memory
 from mlxserve.backends.sampling import SamplePlan
 from mlxserve.backends.torch.batch import TorchBatch, TorchPool
+from mlxserve.backends.torch.deterministic import TiledOps, TiledPool
 from mlxserve.backends.torch.ops import TorchOps
 from mlxserve.backends.torch.sampler import sample
 from mlxserve.backends.torch.tensors import DTYPES
@@ -23,7 +24,7 @@ class TorchBackend(Backend[torch.Tensor, TorchBatch]):
 
     def __init__(self, dtype: DenseDtype) -> None:
         super().__init__(dtype)
-        self._ops = TorchOps(DTYPES[dtype])
+        self._ops: TorchOps = TorchOps(DTYPES[dtype])
 
     @property
     def ops(self) -> TorchOps:
@@ -49,3 +50,14 @@ class TorchBackend(Backend[torch.Tensor, TorchBatch]):
 
     def free_memory(self) -> int:
         return free_host_memory()
+
+
+class DeterministicTorchBackend(TorchBackend):
+    """A token's bits depend on its own sequence only, not on the batch, the chunks or the cache."""
+
+    def __init__(self, dtype: DenseDtype) -> None:
+        super().__init__(dtype)
+        self._ops = TiledOps(DTYPES[dtype])
+
+    def new_pool(self, spec: ModelSpec, num_blocks: int, block_size: int) -> TiledPool:
+        return TiledPool(spec, num_blocks, block_size, DTYPES[self.dtype])

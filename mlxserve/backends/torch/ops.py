@@ -63,6 +63,10 @@ class TorchOps(Ops[Tensor, TorchBatch]):
 
     def linear(self, x: Tensor, w: Linear) -> Tensor:
         assert isinstance(w, TorchLinear)
+        return self.product(x, w)
+
+    def product(self, x: Tensor, w: TorchLinear) -> Tensor:
+        """Every matrix product with a weight goes through here."""
         return linear(x, w)
 
     def rms_norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
@@ -91,7 +95,7 @@ class TorchOps(Ops[Tensor, TorchBatch]):
         out = torch.zeros_like(x)
         for expert in torch.unique(ids).tolist():
             tokens, place = (ids == expert).nonzero(as_tuple=True)
-            h = linear(self.glu(linear(x[tokens], e.gate_up[expert]), act), e.down[expert])
+            h = self.product(self.glu(self.product(x[tokens], e.gate_up[expert]), act), e.down[expert])
             out.index_add_(0, tokens, h * weights[tokens, place, None])
         return out
 
