@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from mlxserve.backends import get_backend
 from mlxserve.backends.torch.linear import packs
 from mlxserve.errors import CheckpointError, ConfigError
 from mlxserve.formats.checkpoint import open_checkpoint
 from mlxserve.loader import checkpoint_dtype, load_model
-from tests.models.harness import BACKENDS, Model, difference
+from tests.models.harness import BACKENDS, Model, difference, oracle
 from tests.tiny import LLAMA, MemoryCheckpoint, llama_weights, make_llama
 
 UNTIED = {**LLAMA, "tie_word_embeddings": False}
@@ -71,6 +72,21 @@ class TestTensors:
 
     def test_a_tied_model_may_have_a_redundant_head(self) -> None:
         load(LLAMA, {**llama_weights(LLAMA), "lm_head.weight": llama_weights(LLAMA)["model.embed_tokens.weight"]})
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_a_head_that_differs_is_not_redundant(self, backend: str, tmp_path: Path) -> None:
+        """A config that ties and a file that has another head: transformers believes the file."""
+        path = make_llama(tmp_path)
+        save_file(llama_weights(UNTIED), path / "model.safetensors", metadata={"format": "pt"})
+        got = Model(open_checkpoint(str(path)), backend).logits(PROMPT, "prefill")
+        assert difference(got, oracle(path, PROMPT)) < 1e-4
+        tied = Model(MemoryCheckpoint(LLAMA), backend).logits(PROMPT, "prefill")
+        assert difference(got, tied) > 0.01
+
+    def test_a_misshapen_head_is_no_copy(self) -> None:
+        assert "lm_head.weight" in refused(
+            LLAMA, {**llama_weights(LLAMA), "lm_head.weight": np.ones((3, 64), np.float32)}
+        )
 
 
 class TestConfig:

@@ -21,14 +21,15 @@ class Decoder(Generic[A, B]):
         """Raises CheckpointError when a tensor is missing, misshapen or left over."""
         self.spec = spec
         self.ops = ops
-        self.embed = reader.embedding("model.embed_tokens", spec.vocab, spec.hidden, head=spec.tied)
+        tied = spec.tied and reader.is_same("lm_head", "model.embed_tokens")
+        self.embed = reader.embedding("model.embed_tokens", spec.vocab, spec.hidden, head=tied)
         self.blocks: list[Block[A, B]] = []
         for index, layer in enumerate(spec.layers):
             builder = LayerBuilder(spec, ops, reader, f"model.layers.{index}.")
             self.blocks += [builder.attention(index, layer), builder.mlp(layer)]
         self.norm = reader.norm("model.norm", spec.hidden, spec.eps, spec.norm_offset)
-        self.head = self.embed if spec.tied else reader.linear(["lm_head"], (spec.vocab,), spec.hidden, bias=False)
-        reader.finish(redundant=("lm_head.weight",) if spec.tied else ())
+        self.head = self.embed if tied else reader.linear(["lm_head"], (spec.vocab,), spec.hidden, bias=False)
+        reader.finish()
 
     def __call__(self, batch: B) -> A:
         """[T] tokens -> [R, vocabulary] logits."""

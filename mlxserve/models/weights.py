@@ -64,10 +64,22 @@ class WeightReader(Generic[A]):
             )
         return self._maker.make_experts(gate, up, down)
 
-    def finish(self, redundant: Sequence[str]) -> None:
-        """Raises unless every tensor was read or matches one of the patterns ``redundant`` or REDUNDANT."""
-        patterns = (*REDUNDANT, *redundant)
-        left = [n for n in sorted(self._names - self._taken) if not any(fnmatchcase(n, p) for p in patterns)]
+    def is_same(self, copy: str, original: str) -> bool:
+        """Whether the module ``copy`` is absent or has ``original``'s weight, and so need not be read. Some exporters
+        write a tied head beside the embedding; one that differs is meant, whatever config.json says."""
+        name = f"{copy}.weight"
+        if name not in self._names:
+            return True
+        same = f"{original}.weight" in self._names and _equal(
+            self._source.read(name), self._source.read(f"{original}.weight")
+        )
+        if same:
+            self._taken.add(name)
+        return same
+
+    def finish(self) -> None:
+        """Raises unless every tensor was read or matches one of the patterns REDUNDANT."""
+        left = [n for n in sorted(self._names - self._taken) if not any(fnmatchcase(n, p) for p in REDUNDANT)]
         if left:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
             raise CheckpointError(
@@ -92,6 +104,19 @@ class WeightReader(Generic[A]):
         if self._progress is not None:
             self._progress(len(self._taken), len(self._names))
         return self._source.read(name)
+
+
+def _equal(a: HostTensor, b: HostTensor) -> bool:
+    """Bit for bit, in the form that they are stored in."""
+    match a, b:
+        case DenseTensor(), DenseTensor():
+            return a.dtype == b.dtype and a.shape == b.shape and bool((a.data == b.data).all())
+        case AffineTensor(), AffineTensor():
+            if (a.bits, a.group_size, a.shape) != (b.bits, b.group_size, b.shape):
+                return False
+            return bool((a.packed == b.packed).all()) and _equal(a.scales, b.scales) and _equal(a.biases, b.biases)
+        case _:
+            return False
 
 
 def _unstack(tensor: HostTensor) -> list[HostTensor]:
