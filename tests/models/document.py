@@ -29,6 +29,13 @@ Weights: Hugging Face safetensors, one file or sharded, in float32, float16 or b
 tensor that is missing, left over or of another shape than the config implies is an error that names it, and so is an
 option that a family here does not have.
 
+A head beside a tied embedding is used when it differs from it, and only then, as transformers does.
+
+On the MLX backend any other architecture of mlx-lm's runs too, with mlx-lm's own model class over our pages, when
+`mlxserve[mlx]` is installed; the start says so. Tested: starcoder2, stablelm, exaone4, cohere, minicpm3. Such a model
+starts some seconds later, since mlx-lm imports transformers. One that keeps more than keys and values (state-space
+models, Mamba and its hybrids) is refused by name.
+
 RoPE: default, linear, dynamic NTK, llama3, YaRN, longrope. Two of these depend on the length of the text in
 transformers; here the length that the model is served with (`--max-model-len`) decides once, because cached keys
 cannot be rotated again. longrope uses its long factors when that length is beyond the original one, and dynamic NTK
