@@ -138,8 +138,8 @@ def main() -> None:
     rows = [measure(n, context, args.steps, penalties=penalties) for n, context, penalties in cases]
     match = match_ms(32_768)
     if args.json:
-        result = {"machine": describe(), "decode_step": [asdict(row) for row in rows], "prefix_match": match}
-        print(json.dumps(result))
+        result = {"decode_step": [asdict(row) for row in rows], "prefix_match": match}
+        print(json.dumps({"machine": describe(), "result": result}, indent=1))
         return
     print(
         f"{'sequences':>9} {'context':>7} {'penalties':>9} {'median us':>9} {'mean us':>8} {'p99 us':>8} {'limit':>6}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 
 
 class BlockPool:
@@ -107,7 +108,10 @@ class BlockPool:
 
     def states(self) -> bytes:
         """One byte a block: its refcount (at most 254), 0 when free, 255 when cached."""
-        return bytes(255 if block in self._cached else min(refs, 254) for block, refs in enumerate(self._refs))
+        states = bytearray(map(min, self._refs, repeat(254)))
+        for block in self._cached:
+            states[block] = 255
+        return bytes(states)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Raises AssertionError unless counts, lists and index agree with each other and with ``tables``."""
