@@ -7,38 +7,44 @@
 namespace mlxserve {
 namespace {
 
+template <class Next>
 using TileFunction = void (*)(const float*, const float*, const float* const*, int, int, const Visible*, float,
-                              const Partial&);
-constexpr TileFunction kTileFunctions[kQueryRows] = {attend_tile<1>, attend_tile<2>, attend_tile<3>, attend_tile<4>,
-                                                     attend_tile<5>, attend_tile<6>, attend_tile<7>, attend_tile<8>};
+                              const Partial&, Next&);
+template <class Next>
+constexpr TileFunction<Next> kTileFunctions[kQueryRows] = {
+    attend_tile<1, Next>, attend_tile<2, Next>, attend_tile<3, Next>, attend_tile<4, Next>,
+    attend_tile<5, Next>, attend_tile<6, Next>, attend_tile<7, Next>, attend_tile<8, Next>};
 
 int panel_rows(int rows, int at) { return rows - at < kQueryRows ? rows - at : kQueryRows; }
 
-// Asks the memory for the rows of up to kTile keys from `first` on: one page begins where no hardware prefetcher expects it.
-void prefetch_rows(const AttentionLayer& layer, float* pages, const int32_t* table, int head, int first, int end) {
-  const int bytes = layer.head_dim * int(sizeof(float));
+Ahead rows_ahead(const AttentionLayer& layer, const int32_t* table, int head, int first, int end) {
+  Ahead ahead(layer.head_dim);
   for (int k = first; k < end && k < first + kTile; ++k) {
-    const char* row = (const char*)page_row(layer, pages, table[k / layer.block_size], head, k % layer.block_size);
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+    const int block = table[k / layer.block_size], offset = k % layer.block_size;
+    ahead.add(page_row(layer, layer.key_pages, block, head, offset));
+    ahead.add(page_row(layer, layer.value_pages, block, head, offset));
   }
+  return ahead;
 }
 
 // Transposes the tile's keys and finds its value rows. What lies past `count` is never read: old pages may hold anything.
 void load_tile(const AttentionLayer& layer, const int32_t* table, int head, int first, int count,
-               const SpanBuffers& buffers, const float** value_rows) {
+               const SpanBuffers& buffers, const float** value_rows, Ahead& ahead) {
   const float* key_rows[kTile];
-  for (int k = 0; k < kTile; ++k) {
+  const int padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int k = 0; k < padded; ++k) {
     key_rows[k] = buffers.nothing;
     if (k >= count) continue;
     const int block = table[(first + k) / layer.block_size], offset = (first + k) % layer.block_size;
     key_rows[k] = page_row(layer, layer.key_pages, block, head, offset);
     value_rows[k] = page_row(layer, layer.value_pages, block, head, offset);
   }
-  for (int column = 0; column < layer.head_dim; column += kLanes)
-    for (int half = 0; half < kTile; half += kLanes) {
+  for (int keys = 0; keys < padded; keys += kLanes)
+    for (int column = 0; column < layer.head_dim; column += kLanes) {
       const float* corner[kLanes];
-      for (int k = 0; k < kLanes; ++k) corner[k] = key_rows[half + k] + column;
-      transpose16(corner, buffers.keys + column * kTile + half, kTile);
+      for (int k = 0; k < kLanes; ++k) corner[k] = key_rows[keys + k] + column;
+      ahead.ask(1);
+      transpose16(corner, buffers.keys + column * kTile + keys, kTile);
     }
 }
 
@@ -104,10 +110,9 @@ void attend_span(const AttentionLayer& layer, const Batch& batch, const Rows& ro
   for (int tile = begin; tile < end; tile += kTile) {
     const float* value_rows[kTile];
     const int keys = end - tile < kTile ? end - tile : kTile;
-    if (tile == begin) prefetch_rows(layer, layer.value_pages, table, rows.kv_head, tile, end);
-    load_tile(layer, table, rows.kv_head, tile, keys, buffers, value_rows);
-    prefetch_rows(layer, layer.key_pages, table, rows.kv_head, tile + kTile, end);
-    prefetch_rows(layer, layer.value_pages, table, rows.kv_head, tile + kTile, end);
+    Ahead ahead = rows_ahead(layer, table, rows.kv_head, tile + kTile, end);
+    NothingAhead nothing;
+    load_tile(layer, table, rows.kv_head, tile, keys, buffers, value_rows, ahead);
     for (int at = 0; at < count; at += kQueryRows) {
       const int width = panel_rows(count, at);
       if (positions[(at + width - 1) / group] < tile) continue;
@@ -116,8 +121,13 @@ void attend_span(const AttentionLayer& layer, const Batch& batch, const Rows& ro
         const int position = positions[(at + r) / group];
         visible[r] = {oldest_key(layer, position) - tile, position + 1 - tile};
       }
-      kTileFunctions[width - 1](buffers.queries + int64_t{at} * dim, buffers.keys, value_rows, keys, dim, visible,
-                                layer.soft_cap, result.from(at, dim));
+      const float* queries = buffers.queries + int64_t{at} * dim;
+      const Partial panel = result.from(at, dim);
+      if (at == 0)
+        kTileFunctions<Ahead>[width - 1](queries, buffers.keys, value_rows, keys, dim, visible, layer.soft_cap, panel, ahead);
+      else
+        kTileFunctions<NothingAhead>[width - 1](queries, buffers.keys, value_rows, keys, dim, visible, layer.soft_cap, panel,
+                                                nothing);
     }
   }
 }

@@ -13,64 +13,96 @@ namespace mlxserve {
 #define UNROLL _Pragma("GCC unroll 16")
 
 constexpr float kNothing = -1e30f;  // the running maximum before any key; finite, so that differences stay numbers
+constexpr int kTileVectors = kTile / kLanes;
 
 // Which keys of a tile a row sees: tile positions [begin, end).
 struct Visible {
   int begin, end;
 };
 
-// scores[r][key] = sum over d of queries[d][r] * keys[d][key]
+// Vectors that R rows keep in registers at once: with few rows, enough chains of additions to hide their latency.
 template <int R>
-inline void score_tile(const float* queries, const float* keys, int head_dim, float (*scores)[kTile]) {
-  Floats low[R], high[R];
+constexpr int kWide = R <= 4 ? 4 : 2;
+
+// The page rows of the tile that comes next. They are asked for a few at a time between the arithmetic of the current tile:
+// all at once, they would fill the queue to the memory and stop it.
+class Ahead {
+ public:
+  explicit Ahead(int head_dim) : dim_(head_dim) {}
+
+  void add(const float* row) { rows_[count_++] = row; }
+  void ask(int rows) {
+    for (; rows > 0 && asked_ < count_; --rows, ++asked_)
+      for (int d = 0; d < dim_; d += kLanes) __builtin_prefetch(rows_[asked_] + d);
+  }
+
+ private:
+  const float* rows_[2 * kTile];
+  int count_ = 0, asked_ = 0;
+  const int dim_;
+};
+
+// For the rows that come after the first ones of a tile.
+struct NothingAhead {
+  void ask(int) {}
+};
+
+// scores[r][key] = sum over d of queries[d][r] * keys[d][key], for kVectors * 16 keys.
+template <int R, int kVectors, class Next>
+inline void score_keys(const float* queries, const float* keys, int head_dim, float (*scores)[kTile], int first, Next& next) {
+  Floats sums[kVectors][R];
   UNROLL
-  for (int r = 0; r < R; ++r) low[r] = high[r] = zero();
+  for (int v = 0; v < kVectors; ++v)
+    UNROLL
+    for (int r = 0; r < R; ++r) sums[v][r] = zero();
+  keys += first;
   for (int d = 0; d < head_dim; ++d, queries += R, keys += kTile) {
-    const Floats a = load(keys), b = load(keys + kLanes);
+    next.ask(1);
+    Floats key[kVectors];
+    UNROLL
+    for (int v = 0; v < kVectors; ++v) key[v] = load(keys + v * kLanes);
     UNROLL
     for (int r = 0; r < R; ++r) {
-      const Floats q = splat(queries[r]);
-      low[r] = fma(q, a, low[r]);
-      high[r] = fma(q, b, high[r]);
+      const Floats query = splat(queries[r]);
+      UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[v][r] = fma(query, key[v], sums[v][r]);
     }
   }
   UNROLL
-  for (int r = 0; r < R; ++r) {
-    store(scores[r], low[r]);
-    store(scores[r] + kLanes, high[r]);
-  }
+  for (int v = 0; v < kVectors; ++v)
+    UNROLL
+    for (int r = 0; r < R; ++r) store(scores[r] + first + v * kLanes, sums[v][r]);
 }
 
-// Turns scores into weights exp(score - best), moves the running maximum and sum, and returns in `shrink` what the values
+// Turns a row's scores into weights exp(score - best), moves the row's running maximum and sum, and returns what the values
 // gathered so far have to be multiplied by.
-template <int R>
-inline void soften_tile(float (*scores)[kTile], const Visible* visible, float soft_cap, const Partial& running,
-                        float* shrink) {
-  for (int r = 0; r < R; ++r) {
-    Floats low = load(scores[r]), high = load(scores[r] + kLanes);
-    if (soft_cap > 0) {
-      low = mul(splat(soft_cap), tanh(div(low, splat(soft_cap))));
-      high = mul(splat(soft_cap), tanh(div(high, splat(soft_cap))));
-    }
-    const Floats hidden = splat(-INFINITY);
-    low = keep_lanes(low, visible[r].begin, visible[r].end, hidden);
-    high = keep_lanes(high, visible[r].begin - kLanes, visible[r].end - kLanes, hidden);
-    const float before = running.best[r], largest = max_lanes(max(low, high));
-    const float best = largest > before ? largest : before;
-    low = exp(sub(low, splat(best)));
-    high = exp(sub(high, splat(best)));
-    store(scores[r], low);
-    store(scores[r] + kLanes, high);
-    shrink[r] = first_lane(exp(splat(before - best)));
-    running.best[r] = best;
-    running.weight[r] = std::fmaf(running.weight[r], shrink[r], sum_lanes(add(low, high)));
+inline float soften(float* scores, Visible visible, float soft_cap, float* best, float* weight) {
+  Floats x[kTileVectors], largest = splat(*best);
+  UNROLL
+  for (int v = 0; v < kTileVectors; ++v) {
+    x[v] = load(scores + v * kLanes);
+    if (soft_cap > 0) x[v] = mul(splat(soft_cap), tanh(div(x[v], splat(soft_cap))));
+    x[v] = keep_lanes(x[v], visible.begin - v * kLanes, visible.end - v * kLanes, splat(-INFINITY));
+    largest = max(largest, x[v]);
   }
+  const float before = *best;
+  *best = max_lanes(largest);
+  Floats sum = zero();
+  UNROLL
+  for (int v = 0; v < kTileVectors; ++v) {
+    x[v] = exp(sub(x[v], splat(*best)));
+    store(scores + v * kLanes, x[v]);
+    sum = add(sum, x[v]);
+  }
+  const float shrink = first_lane(exp(splat(before - *best)));
+  *weight = std::fmaf(*weight, shrink, sum_lanes(sum));
+  return shrink;
 }
 
-// values[r] = values[r] * shrink[r] + sum over the tile's keys of weights[r][key] * rows[key], kVectors * 16 columns.
-template <int R, int kVectors>
+// values[r] = values[r] * shrink[r] + sum over the tile's keys of weights[r][key] * rows[key], for kVectors * 16 columns.
+template <int R, int kVectors, class Next>
 inline void gather_columns(const float (*weights)[kTile], const float* const* rows, int keys, int column, int head_dim,
-                           const float* shrink, float* values) {
+                           const float* shrink, float* values, Next& next) {
   Floats sums[kVectors][R];
   UNROLL
   for (int v = 0; v < kVectors; ++v)
@@ -78,6 +110,7 @@ inline void gather_columns(const float (*weights)[kTile], const float* const* ro
     for (int r = 0; r < R; ++r)
       sums[v][r] = mul(load(values + r * head_dim + column + v * kLanes), splat(shrink[r]));
   for (int k = 0; k < keys; ++k) {
+    next.ask(1);
     Floats row[kVectors];
     UNROLL
     for (int v = 0; v < kVectors; ++v) row[v] = load(rows[k] + column + v * kLanes);
@@ -95,17 +128,19 @@ inline void gather_columns(const float (*weights)[kTile], const float* const* ro
 }
 
 // One tile: queries [head_dim][R], keys [head_dim][kTile] (transposed), value rows of the tile's first `count` keys.
-template <int R>
+template <int R, class Next>
 void attend_tile(const float* queries, const float* keys, const float* const* value_rows, int count, int head_dim,
-                 const Visible* visible, float soft_cap, const Partial& running) {
+                 const Visible* visible, float soft_cap, const Partial& running, Next& next) {
   alignas(64) float scores[R][kTile];
   float shrink[R];
-  score_tile<R>(queries, keys, head_dim, scores);
-  soften_tile<R>(scores, visible, soft_cap, running, shrink);
+  for (int key = 0; key < count; key += 2 * kLanes) score_keys<R, 2>(queries, keys, head_dim, scores, key, next);
+  for (int r = 0; r < R; ++r) shrink[r] = soften(scores[r], visible[r], soft_cap, running.best + r, running.weight + r);
+  constexpr int wide = kWide<R>, width = wide * kLanes;
   int column = 0;
-  for (; column + 2 * kLanes <= head_dim; column += 2 * kLanes)
-    gather_columns<R, 2>(scores, value_rows, count, column, head_dim, shrink, running.values);
-  if (column < head_dim) gather_columns<R, 1>(scores, value_rows, count, column, head_dim, shrink, running.values);
+  for (; column + width <= head_dim; column += width)
+    gather_columns<R, wide>(scores, value_rows, count, column, head_dim, shrink, running.values, next);
+  for (; column < head_dim; column += kLanes)
+    gather_columns<R, 1>(scores, value_rows, count, column, head_dim, shrink, running.values, next);
 }
 
 }  // namespace mlxserve

@@ -12,7 +12,7 @@ import torch
 from mlxserve.backends.base import KVPool
 from mlxserve.backends.batch import AttentionPlan, Bools, HostBatch, Ints
 from mlxserve.models.ops import DeviceBatch
-from mlxserve.models.spec import ModelSpec, Rope
+from mlxserve.models.spec import AttentionSpec, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class TorchBatch(DeviceBatch[torch.Tensor]):
 class TorchPool(KVPool[torch.Tensor, TorchBatch]):
     """The pages come from zeroed memory that the system provides when it is first touched."""
 
-    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        self.layers = [layer.attention for layer in spec.layers]
+    def __init__(self, layers: Sequence[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        self.layers = layers
         self.kv_heads = self.layers[0].kv_heads
         assert all(a.kv_heads == self.kv_heads for a in self.layers)
         self.dtype = dtype
@@ -114,13 +114,17 @@ class TorchPool(KVPool[torch.Tensor, TorchBatch]):
 
 def prepare_pages(host: HostBatch, pools: Sequence[torch.Tensor]) -> None:
     """Copies the pages that the step asks to copy and clears those that it begins, in pools of [num_blocks, ...]."""
+    copy_pages(host, pools)
+    if (fresh := host.fresh_blocks).size:
+        for pool in pools:
+            pool.index_fill_(0, torch.from_numpy(fresh), 0)
+
+
+def copy_pages(host: HostBatch, pools: Sequence[torch.Tensor]) -> None:
     if host.copy_targets.size:
         sources, targets = torch.from_numpy(host.copy_sources), torch.from_numpy(host.copy_targets)
         for pool in pools:
             pool[targets] = pool[sources]
-    if (fresh := host.fresh_blocks).size:
-        for pool in pools:
-            pool.index_fill_(0, torch.from_numpy(fresh), 0)
 
 
 def token_ids(host: HostBatch, late_tokens: torch.Tensor | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlxserve.backends.base import KVPool
 from mlxserve.backends.batch import HostBatch
-from mlxserve.backends.torch.batch import prepare_pages, lazy_zeros, token_ids
+from mlxserve.backends.torch.batch import copy_pages, lazy_zeros, token_ids
 from mlxserve.backends.torch.native.library import AnglesStruct, BatchStruct
 from mlxserve.models.ops import DeviceBatch
 from mlxserve.models.spec import ModelSpec, Rope
@@ -50,7 +50,7 @@ class NativePool(KVPool[torch.Tensor, NativeBatch]):
         return 0 if rope is None else self._ropes.index(rope)
 
     def batch(self, host: HostBatch, late_tokens: torch.Tensor | None) -> NativeBatch:
-        prepare_pages(host, (*self.k_pools, *self.v_pools))
+        copy_pages(host, (*self.k_pools, *self.v_pools))
         tokens = token_ids(host, late_tokens)
         arrays = (
             host.positions.astype(np.int32),
