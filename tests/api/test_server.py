@@ -163,7 +163,7 @@ def test_con_01_a_body_of_20_mb_stalls_nobody(shared: Process) -> None:
     poller = threading.Thread(target=poll)
     poller.start()
     try:
-        for size, status in ((20_000_000, 413), (7_000_000, 400)):
+        for size, status in ((20_000_000, 413), (2_000_000, 400)):
             connection = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=30)
             body = json.dumps({"messages": [{"role": "user", "content": "word " * (size // 5)}]})
             connection.request("POST", "/v1/chat/completions", body)
@@ -175,7 +175,7 @@ def test_con_01_a_body_of_20_mb_stalls_nobody(shared: Process) -> None:
         stop.set()
         poller.join()
     assert len(took) > 3
-    assert max(took) < 2
+    assert max(took) < 1
 
 
 def test_sse_07_headers_come_before_the_first_token(shared: Process) -> None:
