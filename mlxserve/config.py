@@ -6,8 +6,8 @@ Knows flags, values and their limits; loads nothing.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
 
 from mlxserve.errors import ConfigError
 
@@ -17,11 +17,42 @@ DEFAULT_MAX_MODEL_LEN = 8192
 BackendName = Literal["auto", "mlx", "torch"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulePolicy = Literal["fifo", "priority"]
+KernelsName = Literal["auto", "on", "off", "sim"]
+KVWrite = Literal["scatter", "inplace"]
+AttentionKind = Literal["auto", "paged", "batched", "reference"]
 
 
 def model_from_environment() -> str:
     """``MLXSERVE_MODEL``, or the embedded model's name."""
     return os.environ.get("MLXSERVE_MODEL") or DEFAULT_MODEL
+
+
+def kernels_from_environment() -> KernelsName:
+    """``MLXSERVE_KERNELS``, or auto. Raises ConfigError when it is none of the names."""
+    name = os.environ.get("MLXSERVE_KERNELS") or "auto"
+    if name not in get_args(KernelsName):
+        raise ConfigError("MLXSERVE_KERNELS", name, f"must be one of {', '.join(get_args(KernelsName))}")
+    return cast(KernelsName, name)
+
+
+def variants_from_environment() -> str | None:
+    """``MLXSERVE_KERNEL_TABLE``: the file that ``mlxserve bench kernels --write`` made; None: the table built in."""
+    return os.environ.get("MLXSERVE_KERNEL_TABLE") or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetalConfig:
+    """How the MLX backend uses the Metal kernels and the GPU's memory."""
+
+    # auto: on a GPU; on: an error without one; off: MLX's own operators; sim: simulated, on MLX's CPU device
+    kernels: KernelsName = field(default_factory=kernels_from_environment)
+    variants: str | None = field(default_factory=variants_from_environment)
+    kv_write: KVWrite = "scatter"  # inplace: K and V written through an input, one launch instead of three
+    wired_limit: float | None = None  # GiB that macOS may not move; None: the system decides
+
+    def __post_init__(self) -> None:
+        if self.wired_limit is not None and not self.wired_limit > 0:
+            raise ConfigError("--wired-limit", self.wired_limit, "must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +62,8 @@ class ModelConfig:
     model: str = DEFAULT_MODEL  # a known name, a directory in Hugging Face form, or a .gguf file
     backend: BackendName = "auto"  # auto: mlx on Apple Silicon, else torch
     dtype: DtypeName = "auto"  # auto: float32 on CPUs, the checkpoint's own on Metal
+    metal: MetalConfig = field(default_factory=MetalConfig)
+    attention: AttentionKind = "auto"  # which implementation, on the torch backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
@@ -62,7 +62,12 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
     checkpoint = open_checkpoint(model.model)
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
     backend = get_backend(
-        model.backend, model.dtype, checkpoint_dtype(checkpoint.config), deterministic=engine.deterministic
+        model.backend,
+        model.dtype,
+        checkpoint_dtype(checkpoint.config),
+        attention=model.attention,
+        deterministic=engine.deterministic,
+        metal=model.metal,
     )
     device = device_thread()
     loaded = device.submit(load_model, checkpoint, backend, engine.max_model_len, progress).result()
@@ -103,12 +108,13 @@ def _default_sampling(generation_config: Mapping[str, Any]) -> dict[str, float]:
 class LLM:
     """A model in this process, for use without a server. Not thread-safe.
 
-    ``engine`` options are EngineConfig's fields: ``LLM("smollm2-135m", max_num_seqs=4)``.
+    ``options`` are fields of ModelConfig and EngineConfig: ``LLM("smollm2-135m", backend="torch", max_num_seqs=4)``.
     """
 
-    def __init__(self, model: str | None = None, *, backend: str = "auto", dtype: str = "auto", **engine: Any) -> None:
-        config = ModelConfig(model=model or model_from_environment(), backend=backend, dtype=dtype)  # type: ignore[arg-type]
-        self._assemble(assemble(config, EngineConfig(**engine)))
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        of_model = {f.name: options.pop(f.name) for f in fields(ModelConfig) if f.name in options}
+        config = ModelConfig(model=model or model_from_environment(), **of_model)
+        self._assemble(assemble(config, EngineConfig(**options)))
 
     @classmethod
     def from_config(cls, model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> LLM:

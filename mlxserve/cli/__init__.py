@@ -26,6 +26,7 @@ COMMANDS = {
     "rm": "remove a model that was fetched from the hub",
     "doctor": "check the machine and the install, and say what to do",
     "bench": "compare engines on this machine, or send load to a server",
+    "attn-demo": "compare the attention implementations on a toy pool",
     "kv-demo": "step through the KV block manager by hand",
     "completion": "print a script that completes this command line in a shell",
 }

@@ -7,6 +7,7 @@ import dataclasses
 from typing import get_args
 
 from mlxserve.config import (
+    AttentionKind,
     BackendName,
     DtypeName,
     EngineConfig,
@@ -34,10 +35,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of activations and the KV cache; auto: float32 on CPUs, the checkpoint's own on Metal",
     )
+    group.add_argument(
+        "--attention-backend",
+        choices=get_args(AttentionKind),
+        default="auto",
+        help="on torch: batched gathers pages, paged goes over them, reference is the definition (auto: batched)",
+    )
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    return ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype)
+    return ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype, attention=args.attention_backend)
 
 
 _ENGINE_FLAGS: dict[str, tuple[type, str]] = {

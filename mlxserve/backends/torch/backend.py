@@ -10,11 +10,14 @@ from mlxserve.backends.base import Backend, Forward, KVPool, Samples
 from mlxserve.backends.batch import HostBatch
 from mlxserve.backends.memory import free_host_memory
 from mlxserve.backends.sampling import SamplePlan
+from mlxserve.backends.torch.attention_kinds import KINDS, PagedOps
 from mlxserve.backends.torch.batch import TorchBatch, TorchPool
-from mlxserve.backends.torch.deterministic import TiledOps, TiledPool
+from mlxserve.backends.torch.deterministic import DeterministicOps
 from mlxserve.backends.torch.ops import TorchOps
 from mlxserve.backends.torch.sampler import sample
 from mlxserve.backends.torch.tensors import DTYPES
+from mlxserve.backends.torch.tiles import TiledPool
+from mlxserve.config import AttentionKind
 from mlxserve.formats.tensors import DenseDtype
 from mlxserve.models.spec import ModelSpec
 
@@ -22,16 +25,18 @@ from mlxserve.models.spec import ModelSpec
 class TorchBackend(Backend[torch.Tensor, TorchBatch]):
     name: ClassVar[str] = "torch"
 
-    def __init__(self, dtype: DenseDtype) -> None:
+    def __init__(self, dtype: DenseDtype, attention: AttentionKind = "auto", *, deterministic: bool = False) -> None:
         super().__init__(dtype)
-        self._ops: TorchOps = TorchOps(DTYPES[dtype])
+        kind = "batched" if attention == "auto" else attention
+        self._ops = DeterministicOps(DTYPES[dtype]) if deterministic else KINDS[kind](DTYPES[dtype])
 
     @property
     def ops(self) -> TorchOps:
         return self._ops
 
     def new_pool(self, spec: ModelSpec, num_blocks: int, block_size: int) -> TorchPool:
-        return TorchPool(spec, num_blocks, block_size, DTYPES[self.dtype])
+        pool = TiledPool if isinstance(self._ops, PagedOps) else TorchPool
+        return pool([layer.attention for layer in spec.layers], num_blocks, block_size, DTYPES[self.dtype])
 
     @torch.inference_mode()
     def forward(
@@ -50,14 +55,3 @@ class TorchBackend(Backend[torch.Tensor, TorchBatch]):
 
     def free_memory(self) -> int:
         return free_host_memory()
-
-
-class DeterministicTorchBackend(TorchBackend):
-    """A token's bits depend on its own sequence only, not on the batch, the chunks or the cache."""
-
-    def __init__(self, dtype: DenseDtype) -> None:
-        super().__init__(dtype)
-        self._ops = TiledOps(DTYPES[dtype])
-
-    def new_pool(self, spec: ModelSpec, num_blocks: int, block_size: int) -> TiledPool:
-        return TiledPool(spec, num_blocks, block_size, DTYPES[self.dtype])

@@ -1,0 +1,56 @@
+"""Every attention implementation of the torch backend against the definition, and against each other in an engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlxserve import LLM
+from mlxserve.backends.torch.attention_demo import Toy, compare
+from mlxserve.cli import main
+from mlxserve.errors import ConfigError
+from tests.tiny import make_llama
+
+
+@pytest.mark.parametrize("window", [None, 5, 70])
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize(("context", "chunk", "block_size"), [(1, 1, 16), (65, 17, 4), (200, 32, 16), (130, 130, 128)])
+def test_all_equal_the_definition(
+    window: int | None, soft_cap: float | None, context: int, chunk: int, block_size: int
+) -> None:
+    spec = replace(Toy().spec, window=window, soft_cap=soft_cap)
+    rows = compare(Toy(sequences=3, context=context, chunk=chunk, block_size=block_size, spec=spec))
+    assert [row.name for row in rows] == ["reference", "batched", "paged"]
+    assert all(row.difference < 2e-6 for row in rows), rows
+
+
+def test_the_difference_can_be_seen() -> None:
+    """The control: another window is another result."""
+    wide, narrow = (Toy(spec=replace(Toy().spec, window=window)) for window in (None, 199))
+    assert compare(wide)[1].difference < 2e-6
+    assert compare(narrow)[1].difference < 2e-6
+    assert wide.spec != narrow.spec
+
+
+def test_an_engine_gives_the_same_text_with_each(tmp_path: Path) -> None:
+    model = str(make_llama(tmp_path / "tiny"))
+    texts = set()
+    for kind in ("auto", "paged", "batched", "reference"):
+        with LLM(model, backend="torch", attention=kind, kv_blocks=64, prefill_chunk=16, max_num_seqs=4) as llm:
+            made = llm.generate([list(range(5, 45)), [7, 8]], max_tokens=12, temperature=0, ignore_eos=True)
+        texts.add(tuple(one.token_ids for one in made))
+    assert len(texts) == 1
+
+
+def test_mlx_chooses_its_own() -> None:
+    with pytest.raises(ConfigError, match="--attention-backend is paged"):
+        LLM("smollm2-135m", backend="mlx", attention="paged")
+
+
+def test_the_demo_prints_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attn-demo", "--context", "40"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == ["attention", "reference", "batched", "paged"]
+    assert main(["attn-demo", "--context", "0"]) == 2
