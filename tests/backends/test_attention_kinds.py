@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlxserve import LLM
+from mlxserve.backends.batch import HostBatch
+from mlxserve.backends.torch import tiles
 from mlxserve.backends.torch.attention_demo import Toy, compare
 from mlxserve.cli import main
 from mlxserve.errors import ConfigError
@@ -26,12 +28,15 @@ def test_all_equal_the_definition(
     assert all(row.difference < 2e-6 for row in rows), rows
 
 
-def test_the_difference_can_be_seen() -> None:
-    """The control: another window is another result."""
-    wide, narrow = (Toy(spec=replace(Toy().spec, window=window)) for window in (None, 199))
-    assert compare(wide)[1].difference < 2e-6
-    assert compare(narrow)[1].difference < 2e-6
-    assert wide.spec != narrow.spec
+def test_a_query_that_sees_one_key_less_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the tiles of "paged" and "reference" are shifted, those of "batched" are not."""
+    right = tiles._tiles
+
+    def shifted(host: HostBatch) -> list[tiles.Tile]:
+        return [replace(tile, positions=tile.positions - 1) for tile in right(host)]
+
+    monkeypatch.setattr(tiles, "_tiles", shifted)
+    assert compare(Toy())[1].difference > 1e-3
 
 
 def test_an_engine_gives_the_same_text_with_each(tmp_path: Path) -> None:
