@@ -38,6 +38,8 @@ class DeviceRunner(ModelRunner, Generic[A, B]):
         self._backend = backend
         self._device = device
         pool = device.submit(backend.new_pool, model.spec, self.num_blocks, self.block_size).result()
+        if model.library is None:
+            device.submit(backend.warm_up, model.decoder, pool).result()
         self._pool: KVPool[A, B] | None = pool
         self._computing: Samples[A] | None = None  # the device thread's own: a step begun and not waited for
 

@@ -72,6 +72,9 @@ class Backend(ABC, Generic[A, B]):
     @abstractmethod
     def new_pool(self, spec: ModelSpec, num_blocks: int, block_size: int) -> KVPool[A, B]: ...
 
+    def warm_up(self, decoder: Forward[B, A], pool: KVPool[A, B]) -> None:
+        """Whatever the first steps would otherwise wait for. The pool is new, and nothing in it is kept."""
+
     @abstractmethod
     def forward(
         self, decoder: Forward[B, A], pool: KVPool[A, B], host: HostBatch, late_tokens: A | None, busy: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mlxserve.backends.base import KVPool
 from mlxserve.backends.batch import HostBatch
+from mlxserve.backends.mlx.kernel_step import KernelStep
 from mlxserve.models.ops import DeviceBatch
 from mlxserve.models.spec import ModelSpec
 
@@ -73,7 +74,6 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
         if host.late_at.size:
             assert late_tokens is not None
             tokens[_ints(host.late_at)] = late_tokens[_ints(host.late_rows)]
-        plans = {w: _plan(host, w) for w in {a.window for a in self.layers}}
         return MlxBatch(
             tokens=tokens,
             logit_rows=_ints(host.logit_rows),
@@ -82,8 +82,12 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
             positions=_ints(host.positions),
             blocks=_ints(host.blocks),
             offsets=_ints(host.offsets),
-            plans=[plans[a.window] for a in self.layers],
+            kernels=self.kernel_step(host),
         )
+
+    def kernel_step(self, host: HostBatch) -> KernelStep | None:
+        """The step's metadata for the Metal kernels; None where the step, or this pool, does without them."""
+        return None
 
     def write(
         self, layer: int, k: mx.array, v: mx.array, blocks: mx.array, offsets: mx.array
@@ -116,7 +120,14 @@ class MlxBatch(DeviceBatch[mx.array]):
     positions: mx.array  # [T]
     blocks: mx.array  # [T]
     offsets: mx.array  # [T]
-    plans: list[Plan]  # by layer
+    kernels: KernelStep | None
+    plans: dict[int | None, Plan] = field(default_factory=dict)  # by window, each made for the first layer that asks
+
+    def plan(self, layer: int) -> Plan:
+        window = self.pool.layers[layer].window
+        if window not in self.plans:
+            self.plans[window] = _plan(self.host, window)
+        return self.plans[window]
 
 
 def _plan(host: HostBatch, window: int | None) -> Plan:

@@ -113,7 +113,7 @@ class MlxOps(Ops[mx.array, MlxBatch]):
         self, q: mx.array, k: mx.array, v: mx.array, layer: AttentionLayer[mx.array], batch: MlxBatch
     ) -> mx.array:
         k_pages, v_pages = batch.pool.write(layer.index, k, v, batch.blocks, batch.offsets)
-        return attend(q, k_pages, v_pages, layer.spec, batch.plans[layer.index])
+        return attend(q, k_pages, v_pages, layer.spec, batch.plan(layer.index))
 
     def split(self, x: mx.array, *sizes: int) -> tuple[mx.array, ...]:
         return tuple(mx.split(x, list(np.cumsum(sizes[:-1])), axis=1))
