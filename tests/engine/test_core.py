@@ -262,6 +262,7 @@ class TestFaults:
     @pytest.mark.parametrize("where", ["forward", "sample", "wait"])
     @pytest.mark.parametrize("step", [0, 1, 5])
     def test_a_step_that_fails_ends_its_requests_and_the_loop_goes_on(self, where, step):
+        """MEM-02: a device that is out of memory raises in a prefill or a decode."""
         runner = runner_with(faults=Faults(**{where: (step,)}))
         engine = make_engine(runner, max_num_seqs=4)
         outputs = run(engine, *self.good())
