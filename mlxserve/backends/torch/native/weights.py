@@ -62,18 +62,18 @@ def packed_bytes(tensor: HostTensor, form: Form) -> int:
         case AffineTensor(packed=packed, scales=scales):
             values = packed.size * 32 // tensor.bits
             halves = 4 if scales.dtype == "float16" else 8
-            return values // (2 if _storage(tensor, form) is Storage.INT4 else 1) + scales.data.size * halves
+            return values // (2 if storage_of(tensor.bits, form) is Storage.INT4 else 1) + scales.data.size * halves
 
 
-def _storage(tensor: AffineTensor, form: Form) -> Storage:
-    return Storage.INT4 if tensor.bits <= 4 and form == "int4" else Storage.INT8
+def storage_of(bits: int, form: Form) -> Storage:
+    return Storage.INT4 if bits <= 4 and form == "int4" else Storage.INT8
 
 
 def _pack_quantized(library: Library, form: Form, parts: Sequence[AffineTensor]) -> tuple[WeightsStruct, torch.Tensor]:
     first = parts[0]
     scales = torch.cat([dense(p.scales).float() for p in parts])
     biases = torch.cat([dense(p.biases).float() for p in parts])
-    storage = _storage(first, form)
+    storage = storage_of(first.bits, form)
     middle = 8 if storage is Storage.INT4 else 128
     struct = WeightsStruct(
         storage=storage,
@@ -83,7 +83,7 @@ def _pack_quantized(library: Library, form: Form, parts: Sequence[AffineTensor])
         inputs=first.shape[-1],
         group=first.group_size,
     )
-    data = _allocate(library, struct)
+    data = allocate(library, struct)
     words = torch.cat([torch.from_numpy(p.packed.view("int32")) for p in parts])
     library.pack_quantized(struct, words.data_ptr(), first.bits, scales.data_ptr(), biases.data_ptr())
     return struct, data
@@ -94,12 +94,13 @@ def _pack_dense(library: Library, parts: Sequence[HostTensor]) -> tuple[WeightsS
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     values = torch.cat([to_torch(p, dtype) for p in parts])
     struct = WeightsStruct(storage=_DENSE_STORAGE[dtype], outputs=values.shape[0], inputs=values.shape[1])
-    data = _allocate(library, struct)
+    data = allocate(library, struct)
     library.pack_dense(struct, values.data_ptr())
     return struct, data
 
 
-def _allocate(library: Library, struct: WeightsStruct) -> torch.Tensor:
+def allocate(library: Library, struct: WeightsStruct) -> torch.Tensor:
+    """Zeroed tiles for the matrix; ``struct`` points at them."""
     data = torch.zeros(library.weight_bytes(struct), dtype=torch.uint8)
     assert data.data_ptr() % 64 == 0
     struct.data = data.data_ptr()
