@@ -74,7 +74,7 @@ class Answer:
             out.append(f"first in {seconds * 1000:.0f} ms" if seconds < 1 else f"first in {seconds:.1f} s")
         if self.prompt_tokens:
             share = 100 * self.cached_tokens / self.prompt_tokens
-            out.append(f"{share:.0f}% of {self.prompt_tokens} prompt tokens cached")
+            out.append(f"{share:.0f}% of the prompt cached")
         return ", ".join(out)
 
 

@@ -75,8 +75,8 @@ async def _set(session: Session, rest: str) -> str:
         sampling.pop(name, None)
     elif name:
         sampling[name] = parse_sampling(name, text)
-    shown = ", ".join(f"{key} {value}" for key, value in sampling.items())
-    return f"Sampling: {shown or 'as the server does by default'}. Can be set: {', '.join(SAMPLING)}."
+    shown = ", ".join(f"{key} {value}" for key, value in sampling.items()) or "as the server does by default"
+    return f"Sampling: {shown}" if name else f"Sampling: {shown}. Can be set: {', '.join(SAMPLING)}."
 
 
 async def _save(session: Session, rest: str) -> str:

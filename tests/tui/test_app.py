@@ -65,10 +65,10 @@ async def write(pilot: AppPilot, text: str) -> None:
     await pilot.press("enter")
 
 
-async def ask(pilot: AppPilot, app: ChatApp, text: str) -> None:
+async def ask(pilot: AppPilot, app: ChatApp, text: str, timeout_s: float = 15) -> None:
     await write(pilot, text)
     await until(pilot, lambda: app.conversation.messages[-1].role == "assistant")
-    await until(pilot, lambda: app._answering is None)
+    await until(pilot, lambda: app._answering is None, timeout_s)
 
 
 def text_of(widget: Static) -> str:
@@ -154,6 +154,12 @@ def test_thinking_is_folded(play: Callable[[Scenario], ChatApp]) -> None:
         assert fold.collapsed
         assert fold.title == "Thought about it"
         assert answer(app) == "It is **42**."
+        for _ in range(4):
+            if type(app.focused).__name__ == "CollapsibleTitle":
+                break
+            await pilot.press("tab")
+        await pilot.press("enter")
+        assert not fold.collapsed, "a keyboard can open it"
 
     play(scenario)
 

@@ -1,10 +1,10 @@
-// A small line chart over the last two minutes.
+// A small line chart over the last two minutes, or as long as anybody has been looking.
 
 import { el, svg } from "./dom.js";
 
 const WIDTH = 300; // of the drawing; the page stretches it
 const HEIGHT = 76;
-const SPAN_S = 120;
+const SHORTEST_S = 20;
 
 export class Chart {
   // series: [{key, label, filled}]; the first one is the headline. unit is for the text alternative.
@@ -26,7 +26,8 @@ export class Chart {
     const end = samples.at(-1).t;
     const highest = Math.max(...samples.flatMap((s) => this.series.map(({ key }) => s[key])));
     const scale = nice(highest);
-    const x = (t) => WIDTH * (1 - (end - t) / SPAN_S);
+    const span = Math.max(SHORTEST_S, end - samples[0].t);
+    const x = (t) => WIDTH * (1 - (end - t) / span);
     const y = (value) => HEIGHT - 2 - (HEIGHT - 8) * (value / scale);
     this.series.forEach(({ key }, i) => {
       const points = samples.map((s) => `${x(s.t).toFixed(1)},${y(s[key]).toFixed(1)}`);
