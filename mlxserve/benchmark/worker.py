@@ -6,7 +6,6 @@ Each runner loads its engine, warms it up, and then measures from the submission
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
@@ -18,7 +17,7 @@ from mlxserve.benchmark import baselines
 from mlxserve.benchmark.arms import Workload
 from mlxserve.benchmark.prompts import Instruction, instructions
 from mlxserve.benchmark.summary import RequestRecord
-from mlxserve.config import EngineConfig, ModelConfig
+from mlxserve.config import EngineConfig, MetalConfig, ModelConfig
 from mlxserve.types import SamplingParams
 
 Runner = Callable[[Workload, Mapping[str, Any], EngineConfig, Callable[[int], None]], dict[str, Any]]
@@ -32,11 +31,10 @@ def run_engine(
     """Ours, through the offline API."""
     from mlxserve.llm import LLM
 
-    if kernels := options.get("kernels"):
-        os.environ["MLXSERVE_KERNELS"] = kernels
+    metal = MetalConfig(kernels=options["kernels"]) if "kernels" in options else MetalConfig()
     caching = engine.prefix_caching and options.get("prefix_caching", True)
     config = EngineConfig(**{**asdict(engine), "prefix_caching": caching})
-    model = ModelConfig(model=workload.model, backend=options["backend"], dtype=workload.dtype)  # type: ignore[arg-type]
+    model = ModelConfig(model=workload.model, backend=options["backend"], dtype=workload.dtype, metal=metal)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=workload.max_tokens, temperature=0, ignore_eos=True)
     with LLM.from_config(model, config) as llm:
         llm.generate([llm.chat_prompt(WARM_UP.messages())], max_tokens=8, temperature=0)

@@ -11,6 +11,8 @@ from mlxserve.config import (
     BackendName,
     DtypeName,
     EngineConfig,
+    KVWrite,
+    MetalConfig,
     ModelConfig,
     SchedulePolicy,
     model_from_environment,
@@ -41,10 +43,22 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="on torch: batched gathers pages, paged goes over them, reference is the definition (auto: batched)",
     )
+    group.add_argument(
+        "--kv-write",
+        choices=get_args(KVWrite),
+        default="scatter",
+        help="with Metal kernels; inplace: K and V written straight into their pages, unproven (default: scatter)",
+    )
+    group.add_argument(
+        "--wired-limit", type=float, metavar="GIB", help="memory that macOS keeps resident (default: macOS decides)"
+    )
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    return ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype, attention=args.attention_backend)
+    metal = MetalConfig(kv_write=args.kv_write, wired_limit=args.wired_limit)
+    return ModelConfig(
+        model=args.model, backend=args.backend, dtype=args.dtype, attention=args.attention_backend, metal=metal
+    )
 
 
 _ENGINE_FLAGS: dict[str, tuple[type, str]] = {

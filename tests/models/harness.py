@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxserve.backends import get_backend
+from mlxserve.backends.base import Backend
 from mlxserve.backends.batch import HostBatch, host_batch
 from mlxserve.backends.torch.batch import TorchPool
+from mlxserve.backends.torch.native.pool import NativePool
 from mlxserve.engine.interfaces import ForwardBatch
 from mlxserve.loader import Weights, load_model
 
@@ -55,13 +57,13 @@ class Model:
     def __init__(
         self,
         checkpoint: Weights,
-        backend: str,
+        backend: str | Backend[Any, Any],
         *,
         block_size: int = 4,
         blocks: int = 96,
         max_model_len: int | None = None,
     ) -> None:
-        self.backend = get_backend(backend, "float32")  # type: ignore[arg-type]
+        self.backend = get_backend(backend, "float32") if isinstance(backend, str) else backend  # type: ignore[arg-type]
         self.loaded = load_model(checkpoint, self.backend, max_model_len)
         self.block_size = block_size
         self.blocks = blocks
@@ -106,7 +108,7 @@ class Model:
 
 
 def _fill_with_nan(pool: Any) -> None:
-    for pages in (*pool.k_pools, *pool.v_pools) if isinstance(pool, TorchPool) else (*pool.k, *pool.v):
+    for pages in (*pool.k_pools, *pool.v_pools) if isinstance(pool, TorchPool | NativePool) else (*pool.k, *pool.v):
         pages[:] = float("nan")
 
 

@@ -23,6 +23,7 @@ class KernelPool(MlxPool):
         self._variants = variants
         self._in_place = in_place
         self.readers = [mx.zeros((LEAST,), dtype) for _ in spec.layers]
+        mx.eval(self.readers)
         super().__init__(spec, num_blocks, block_size, dtype)
 
     def kernel_step(self, host: HostBatch) -> KernelStep | None:

@@ -22,6 +22,7 @@ DTYPE = mx.float16
 TOLERANCE = 4e-3  # of the largest value: float16 rounding of inputs and output
 HEADS = Heads(query=4, kv=2, dim=64)
 BLOCK = 16
+STRESS_BLOCKS, STRESS_STEPS = 4096, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ def self_test(kernels: Kernels) -> Iterator[Result]:
         ("paged_attention_reduce", _split_attention),
         ("qk_norm_rope", _rope),
         ("kv_write", _write),
+        ("kv_write, repeated", _stress),
     )
     for name, check in checks:
         try:
@@ -129,6 +131,31 @@ def _write(kernels: Kernels) -> float:
     _, written = kernels.kv_write(qkv, positions, rotary, HEADS, norms, slots, pages[0], pages[1], mx.zeros((8,)))
     mx.eval(written)
     return max(_difference(page, w) for page, w in zip(pages, wanted, strict=True))
+
+
+def _stress(kernels: Kernels) -> float:
+    """Step after step: K and V written in place, read back by the attention that is ordered behind the write, with no
+    copy of the pages. The error of the worst step; infinite when memory grew by a quarter of one side's pages."""
+    qkv, positions, rotary, norms = _rotation()
+    _, k_rows, v_rows = _rotated()
+    keys, values = (mx.zeros((STRESS_BLOCKS, HEADS.kv, BLOCK, HEADS.dim), DTYPE) for _ in range(2))
+    mx.eval(keys, values, k_rows, v_rows)
+    tokens, scale = len(qkv), HEADS.dim**-0.5
+    reader = mx.zeros((8,), DTYPE)
+    worst, allowed = 0.0, mx.get_active_memory() + keys.nbytes // 4
+    for step in range(STRESS_STEPS):
+        at = [(7 * step + 3 * t) % STRESS_BLOCKS for t in range(tokens)]  # one token of context, a block each
+        slots = padded([block * BLOCK for block in at])
+        # Another step's values in the same places must be seen to go.
+        row = mx.array([(t + step) % tokens for t in range(tokens)])
+        plan = make_plan([[block] for block in at], [1] * tokens, range(tokens + 1), 4096)
+        moved = padded(np.array(positions)[np.array(row)])
+        q, written = kernels.kv_write(qkv[row], moved, rotary, HEADS, norms, slots, keys, values, reader)
+        reader = kernels.attention(q, keys, values, plan, scale=scale, after=written)
+        # The only token is the query's own, so attention gives its V, for each of the KV head's query heads.
+        wanted = mx.repeat(v_rows[row], HEADS.query // HEADS.kv, axis=1)
+        worst = max(worst, _difference(reader, wanted), _difference(keys[mx.array(at), :, 0], k_rows[row]))
+    return worst if mx.get_active_memory() < allowed else float("inf")
 
 
 def report() -> dict[str, object]:
