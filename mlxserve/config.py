@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 from mlxserve.errors import ConfigError
@@ -20,6 +21,7 @@ SchedulePolicy = Literal["fifo", "priority"]
 KernelsName = Literal["auto", "on", "off", "sim"]
 KVWrite = Literal["scatter", "inplace"]
 AttentionKind = Literal["auto", "paged", "batched", "reference"]
+CpuWeights = Literal["auto", "int4", "int8", "float32"]
 
 
 def model_from_environment() -> str:
@@ -33,6 +35,11 @@ def kernels_from_environment() -> KernelsName:
     if name not in get_args(KernelsName):
         raise ConfigError("MLXSERVE_KERNELS", name, f"must be one of {', '.join(get_args(KernelsName))}")
     return cast(KernelsName, name)
+
+
+def cache_directory() -> Path:
+    """Where what can be made again is kept: ``mlxserve`` below ``XDG_CACHE_HOME``, or below ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxserve"
 
 
 def variants_from_environment() -> str | None:
@@ -64,6 +71,13 @@ class ModelConfig:
     dtype: DtypeName = "auto"  # auto: float32 on CPUs, the checkpoint's own on Metal
     metal: MetalConfig = field(default_factory=MetalConfig)
     attention: AttentionKind = "auto"  # which implementation, on the torch backend
+    # On the torch backend, how the C++ operators keep 4-bit codes; auto: as measured; float32: exact, without them
+    cpu_weights: CpuWeights = "auto"
+
+    def __post_init__(self) -> None:
+        if self.cpu_weights not in get_args(CpuWeights):
+            names = ", ".join(get_args(CpuWeights))
+            raise ConfigError("--cpu-weights", self.cpu_weights, f"must be one of {names}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from mlxserve.engine.core import Engine
 from mlxserve.errors import GenerationFailed
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
 from mlxserve.loader import checkpoint_dtype, load_model
+from mlxserve.models.families import model_spec
 from mlxserve.runner import DeviceRunner, device_thread
 from mlxserve.text.load import load_text
 from mlxserve.text.processor import TextProcessor
@@ -67,6 +68,8 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
         checkpoint_dtype(checkpoint.config),
         attention=model.attention,
         deterministic=engine.deterministic,
+        cpu_weights=model.cpu_weights,
+        spec=lambda: model_spec(checkpoint.config, engine.max_model_len),
         metal=model.metal,
     )
     device = device_thread()

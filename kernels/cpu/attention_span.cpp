@@ -15,6 +15,9 @@ constexpr TileFunction<Next> kTileFunctions[kQueryRows] = {
     attend_tile<1, Next>, attend_tile<2, Next>, attend_tile<3, Next>, attend_tile<4, Next>,
     attend_tile<5, Next>, attend_tile<6, Next>, attend_tile<7, Next>, attend_tile<8, Next>};
 
+// The row of a key past the context.
+alignas(64) constexpr float kNoKey[kMaxHeadDim] = {};
+
 int panel_rows(int rows, int at) { return rows - at < kQueryRows ? rows - at : kQueryRows; }
 
 Ahead rows_ahead(const AttentionLayer& layer, const int32_t* table, int head, int first, int end) {
@@ -33,7 +36,7 @@ void load_tile(const AttentionLayer& layer, const int32_t* table, int head, int 
   const float* key_rows[kTile];
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
   for (int k = 0; k < padded; ++k) {
-    key_rows[k] = buffers.nothing;
+    key_rows[k] = kNoKey;
     if (k >= count) continue;
     const int block = table[(first + k) / layer.block_size], offset = (first + k) % layer.block_size;
     key_rows[k] = page_row(layer, layer.key_pages, block, head, offset);
@@ -49,11 +52,6 @@ void load_tile(const AttentionLayer& layer, const int32_t* table, int head, int 
 }
 
 }  // namespace
-
-SpanBuffers::SpanBuffers(float* memory, int rows, int dim)
-    : queries(memory), keys(memory + int64_t{rows} * dim), nothing(keys + int64_t{kTile} * dim) {
-  std::memset(nothing, 0, sizeof(float) * dim);
-}
 
 void clear(const Partial& partial, int rows, int dim) {
   for (int r = 0; r < rows; ++r) partial.best[r] = kNothing, partial.weight[r] = 0;

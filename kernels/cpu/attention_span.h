@@ -39,10 +39,9 @@ void finish(const AttentionLayer& layer, int head, const Partial& row, float* ou
 struct SpanBuffers {
   float* queries;  // panels of [head_dim][rows of the panel]
   float* keys;     // [head_dim][kTile]
-  float* nothing;  // [head_dim] zeros: the row of a key past the context
 
-  static int64_t floats(int rows, int dim) { return int64_t{rows} * dim + (kTile + 1) * dim; }
-  SpanBuffers(float* memory, int rows, int dim);
+  static int64_t floats(int rows, int dim) { return int64_t{rows} * dim + kTile * dim; }
+  SpanBuffers(float* memory, int rows, int dim) : queries(memory), keys(memory + int64_t{rows} * dim) {}
 };
 
 void load_queries(const AttentionLayer& layer, const Angles& angles, const Rows& rows, const float* qkv,

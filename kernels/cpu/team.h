@@ -3,7 +3,8 @@
 // Every worker walks through the same function; at each `each` it takes items until none is left, and goes on when all of
 // them are done. What counts is that the items are done, not that every thread came by: a worker that the system has
 // put aside (another program, the interpreter's own thread) is not waited for unless it holds an item, and skips what was
-// done without it when it returns.
+// done without it when it returns. So a function writes to memory that is used again only inside `each`: a worker may be
+// anywhere between two phases while the others are far ahead.
 #pragma once
 
 #include <atomic>

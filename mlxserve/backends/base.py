@@ -62,8 +62,10 @@ class Backend(ABC, Generic[A, B]):
 
     name: ClassVar[str]
 
-    def __init__(self, dtype: DenseDtype) -> None:
+    def __init__(self, dtype: DenseDtype, note: str = "") -> None:
+        """``note``: what a user should know of how the model runs, for the startup plan."""
         self.dtype = dtype
+        self.note = note
 
     @property
     @abstractmethod

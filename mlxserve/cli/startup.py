@@ -16,7 +16,8 @@ def startup_plan(parts: Assembly) -> list[str]:
     return [
         f"model            {info.name}, {len(spec.layers)} layers, quantisation {info.quantization}",
         f"backend          {info.backend}, {info.dtype}"
-        + (f", {parts.model.library}'s model code over our pages" if parts.model.library else ""),
+        + (f", {parts.model.library}'s model code over our pages" if parts.model.library else "")
+        + (f", {parts.backend.note}" if parts.backend.note else ""),
         f"weights          {parts.model.weight_bytes / _MIB:.0f} MiB",
         f"KV               {per_token:.1f} KiB a token, {per_block:.2f} MiB a block of {info.block_size}",
         f"KV pool          {info.num_blocks} blocks, {pool_tokens} tokens, up to {info.num_blocks * per_block:.0f} MiB",

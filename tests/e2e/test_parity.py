@@ -39,7 +39,7 @@ ITEMS = " ".join(f"item {i} is {i * 7 % 13};" for i in range(69))
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("smollm2-135m", backend="torch", dtype="float32") as llm:
+    with LLM("smollm2-135m", backend="torch", dtype="float32", cpu_weights="float32") as llm:
         yield llm
 
 

@@ -25,8 +25,10 @@ from mlxserve.models.spec import ModelSpec
 class TorchBackend(Backend[torch.Tensor, TorchBatch]):
     name: ClassVar[str] = "torch"
 
-    def __init__(self, dtype: DenseDtype, attention: AttentionKind = "auto", *, deterministic: bool = False) -> None:
-        super().__init__(dtype)
+    def __init__(
+        self, dtype: DenseDtype, attention: AttentionKind = "auto", *, deterministic: bool = False, note: str = ""
+    ) -> None:
+        super().__init__(dtype, note)
         kind = "batched" if attention == "auto" else attention
         self._ops = DeterministicOps(DTYPES[dtype]) if deterministic else KINDS[kind](DTYPES[dtype])
 

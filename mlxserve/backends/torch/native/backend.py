@@ -29,8 +29,7 @@ class NativeBackend(Backend[torch.Tensor, NativeBatch]):
 
     def __init__(self, library: Library, form: Form, note: str = "") -> None:
         """``note``: how the weights are kept, for the startup plan."""
-        super().__init__("float32")
-        self.note = note
+        super().__init__("float32", note)
         self._library = library
         self._tracer = NativeOps(library, form)
         self._program: Program | None = None

@@ -6,6 +6,7 @@ Knows pointers and sizes, no model. Nothing here keeps memory alive: whoever mak
 from __future__ import annotations
 
 import ctypes
+import weakref
 from enum import IntEnum
 from pathlib import Path
 
@@ -142,7 +143,8 @@ class Library:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._functions, name)
             function.restype, function.argtypes = result, arguments
-        self._team: int | None = self._functions.mlxserve_open(threads)
+        self._team: int = self._functions.mlxserve_open(threads)
+        self._finalizer = weakref.finalize(self, self._functions.mlxserve_close, self._team)
 
     def weight_bytes(self, weights: WeightsStruct) -> int:
         """Bytes that the matrix takes packed; sets ``tile_bytes``."""
@@ -160,7 +162,5 @@ class Library:
         self._functions.mlxserve_run(self._team, operators, len(operators), ctypes.byref(step))
 
     def close(self) -> None:
-        """Ends the threads. Idempotent."""
-        if self._team is not None:
-            self._functions.mlxserve_close(self._team)
-            self._team = None
+        """Ends the threads, as the end of the object does. Idempotent."""
+        self._finalizer()
