@@ -16,6 +16,8 @@ from tqdm import tqdm
 from mlxserve.benchmark.acceptance import measure as measure_acceptance
 from mlxserve.benchmark.arms import ARMS, BASELINES, Arm, Workload, run_arm
 from mlxserve.benchmark.distributions import Arrivals
+from mlxserve.benchmark.kernels import COLUMNS as KERNEL_COLUMNS
+from mlxserve.benchmark.kernels import measure_kernels
 from mlxserve.benchmark.load import LoadConfig, plan_load, run_load
 from mlxserve.benchmark.report import plot_lines, plot_rows, table, write_json
 from mlxserve.benchmark.summary import Objective, RequestRecord, summarise
@@ -41,7 +43,7 @@ _LOAD_COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    modes = parser.add_subparsers(title="modes", metavar="MODE", help="serve, sweep; none: compare the arms")
+    modes = parser.add_subparsers(title="modes", metavar="MODE", help="serve, sweep, kernels; none: compare the arms")
     parser.set_defaults(mode=_run_arms)
     parser.add_argument("--num-prompts", type=int, default=16, metavar="N", help="default: 16")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
@@ -63,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--levels", type=_levels, default=[1, 2, 4, 8, 16], metavar="N,N,...", help="default: 1,2,4,8,16"
     )
     sweep.set_defaults(mode=_run_sweep)
+
+    kernels = modes.add_parser("kernels", help="each Metal kernel's time beside MLX's operator; needs a GPU")
+    kernels.add_argument(
+        "--write", type=Path, metavar="FILE", help="the faster ones as a table: $MLXSERVE_KERNEL_TABLE"
+    )
+    kernels.add_argument("--json", type=Path, metavar="FILE", help="write the times, with the machine and versions")
+    kernels.set_defaults(mode=_run_kernels)
 
 
 def _levels(text: str) -> list[int]:
@@ -127,6 +136,18 @@ def _run_arms(args: argparse.Namespace) -> int:
         write_json(args.json, {**flags, "arms": rows})
     if args.plot:
         plot_rows(args.plot, rows)
+    return 0
+
+
+def _run_kernels(args: argparse.Namespace) -> int:
+    with tqdm(unit="kernel", leave=False) as bar:
+        times = measure_kernels(bar.update)
+    print(table(times.rows, KERNEL_COLUMNS))
+    print(f"machine: {times.bandwidth_gb_s:.0f} GB/s")
+    if args.write:
+        args.write.write_text(times.table)
+    if args.json:
+        write_json(args.json, {"bandwidth_gb_s": times.bandwidth_gb_s, "kernels": times.rows})
     return 0
 
 

@@ -12,7 +12,14 @@ from mlxserve.backends.mlx.kernel_source import BuiltKernel, KernelSource
 from mlxserve.backends.mlx.kernels import Kernels
 from mlxserve.backends.mlx.selftest import self_test
 
-NAMES = ["qmv_int4", "paged_attention_decode", "paged_attention_reduce", "qk_norm_rope", "kv_write", "kv_write, repeated"]
+NAMES = [
+    "qmv_int4",
+    "paged_attention_decode",
+    "paged_attention_reduce",
+    "qk_norm_rope",
+    "kv_write",
+    "kv_write, repeated",
+]
 
 
 @pytest.mark.quick

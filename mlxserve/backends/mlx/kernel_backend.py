@@ -55,6 +55,7 @@ def _wire(limit: float) -> None:
 class KernelBackend(MlxBackend):
     def __init__(self, dtype: DenseDtype, kernels: Kernels, variants: Variants, config: MetalConfig) -> None:
         super().__init__(dtype)
+        self.note = "Metal kernels" + (", simulated" if config.kernels == "sim" else "")
         self._variants = variants
         self._in_place = config.kv_write == "inplace"
         self._ops = KernelOps(DTYPES[dtype], kernels, variants, in_place=self._in_place)
