@@ -1,4 +1,7 @@
-"""Equal bits whatever the batch, the chunks and the cache, through the whole engine on torch."""
+"""Equal bits whatever the batch, the chunks and the cache, through the whole engine on torch's own operators.
+
+The C++ operators keep the same promise: ``tests/cpu``.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(model: Path, *, deterministic: bool, **mode: object) -> LLM:
-    fields = {"kv_blocks": 256, "max_num_batched_tokens": 256, "max_model_len": 400, **mode}
+    fields = {"kv_blocks": 256, "max_num_batched_tokens": 256, "max_model_len": 400, "cpu_weights": "float32", **mode}
     return LLM(str(model), backend="torch", deterministic=deterministic, **fields)
 
 
