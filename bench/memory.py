@@ -80,21 +80,20 @@ def private_bytes() -> int:
 
 def measure(model: str, blocks: int) -> dict[str, Any]:
     """In this process, which must be fresh: the prediction, then the load, then every block used."""
-    from mlxserve.backends import get_backend
     from mlxserve.config import EngineConfig, ModelConfig
     from mlxserve.formats.checkpoint import open_checkpoint
-    from mlxserve.llm import LLM
-    from mlxserve.loader import checkpoint_dtype
+    from mlxserve.llm import LLM, choose_backend
     from mlxserve.planning import fit, footprint
     from mlxserve.types import SamplingParams
 
     engine = EngineConfig(kv_blocks=blocks, max_num_seqs=8, max_model_len=1024)
     checkpoint = open_checkpoint(model)
-    backend = get_backend("torch", "auto", checkpoint_dtype(checkpoint.config))
+    config = ModelConfig(model=model, backend="torch")
+    backend = choose_backend(checkpoint, config, engine)
     plan = footprint(checkpoint, backend, engine)
     predicted = fit(plan, 2**40, engine)
     before = private_bytes()
-    llm = LLM.from_config(ModelConfig(model=model, backend="torch"), engine)
+    llm = LLM.from_config(config, engine)
     loaded = private_bytes()
     length = blocks * engine.block_size // engine.max_num_seqs - 8
     prompts = [[100 + (37 * j + 101 * i) % 150 for j in range(length)] for i in range(engine.max_num_seqs)]

@@ -58,11 +58,9 @@ class Assembly:
     info: ModelInfo
 
 
-def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> Assembly:
-    """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
-    checkpoint = open_checkpoint(model.model)
-    text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
-    backend = get_backend(
+def choose_backend(checkpoint: Checkpoint, model: ModelConfig, engine: EngineConfig) -> Backend[Any, Any]:
+    """What ``assemble`` loads the checkpoint on. Raises ConfigError, and CheckpointError as ``model_spec`` does."""
+    return get_backend(
         model.backend,
         model.dtype,
         checkpoint_dtype(checkpoint.config),
@@ -72,6 +70,13 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
         spec=lambda: model_spec(checkpoint.config, engine.max_model_len),
         metal=model.metal,
     )
+
+
+def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> Assembly:
+    """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
+    checkpoint = open_checkpoint(model.model)
+    text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
+    backend = choose_backend(checkpoint, model, engine)
     device = device_thread()
     loaded = device.submit(load_model, checkpoint, backend, engine.max_model_len, progress).result()
     spec = loaded.spec

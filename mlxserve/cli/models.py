@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from mlxserve.backends import get_backend
-from mlxserve.backends.base import Backend
 from mlxserve.cli.sizes import size
-from mlxserve.config import EngineConfig
+from mlxserve.config import EngineConfig, ModelConfig
 from mlxserve.errors import MlxserveError
 from mlxserve.formats.checkpoint import open_checkpoint
 from mlxserve.hub import Hub, LocalModel
-from mlxserve.loader import checkpoint_dtype
+from mlxserve.llm import choose_backend
 from mlxserve.planning import fit, footprint
 
 
@@ -41,7 +38,7 @@ def fits(model: LocalModel) -> str:
     engine = EngineConfig()
     try:
         checkpoint = open_checkpoint(str(model.path))
-        backend: Backend[Any, Any] = get_backend("auto", "auto", checkpoint_dtype(checkpoint.config))
+        backend = choose_backend(checkpoint, ModelConfig(), engine)
         plan = footprint(checkpoint, backend, engine)
     except MlxserveError as error:
         return f"no: {error.message}"

@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Iterator
 from typing import get_args
 
-from mlxserve.backends import get_backend
 from mlxserve.cli.options import add_engine_options, engine_config
 from mlxserve.cli.sizes import GIB, KIB, size
-from mlxserve.config import BackendName, DtypeName, EngineConfig
+from mlxserve.config import BackendName, DtypeName, EngineConfig, ModelConfig
 from mlxserve.formats.checkpoint import Checkpoint
 from mlxserve.hub import Hub
-from mlxserve.loader import checkpoint_dtype
+from mlxserve.llm import choose_backend
 from mlxserve.planning import (
     CHIPS,
     MAC_MEMORY_GIB,
@@ -33,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     engine = engine_config(args)
+    model = ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype)
     with Hub().outlined(args.model) as checkpoint:
-        backend = get_backend(args.backend, args.dtype, checkpoint_dtype(checkpoint.config))
+        backend = choose_backend(checkpoint, model, engine)
         here = footprint(checkpoint, backend, engine)
         print("\n".join(this_machine(checkpoint, here, engine, backend.free_memory())))
         print("\n".join(macs(metal_footprint(checkpoint, engine), engine)))

@@ -96,8 +96,9 @@ def test_the_embedded_model_is_a_package(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_plan_says_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    torch_backend = pytest.importorskip("mlxserve.backends.torch.backend")
-    monkeypatch.setattr(torch_backend.TorchBackend, "free_memory", lambda self: 600 * 2**20)
+    pytest.importorskip("torch")
+    for module in ("mlxserve.backends.torch.backend", "mlxserve.backends.torch.native.backend"):
+        monkeypatch.setattr(f"{module}.free_host_memory", lambda: 300 * 2**20)
     assert main(["plan", "smollm2-135m", "--backend", "torch"]) == 0
     assert "It does not fit: with the smallest pool that is" in capsys.readouterr().out
 
