@@ -109,7 +109,7 @@ class Model:
 
 def _fill_with_nan(pool: Any) -> None:
     for pages in (*pool.k_pools, *pool.v_pools) if isinstance(pool, TorchPool | NativePool) else (*pool.k, *pool.v):
-        pages[:] = float("nan")
+        pages *= float("nan")  # not an assignment, which in MLX would leave one element seen everywhere
 
 
 def oracle(path: Any, prompts: Sequence[Sequence[int]]) -> list[Logits]:

@@ -67,9 +67,7 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
             sources, targets = _ints(host.copy_sources), _ints(host.copy_targets)
             for pool in (*self.k, *self.v):
                 pool[targets] = pool[sources]
-        if (fresh := host.fresh_blocks).size:
-            for pool in (*self.k, *self.v):
-                pool[_ints(fresh)] = 0
+        self.clear(host)
         tokens = _ints(host.tokens)
         if host.late_at.size:
             assert late_tokens is not None
@@ -84,6 +82,12 @@ class MlxPool(KVPool[mx.array, "MlxBatch"]):
             offsets=_ints(host.offsets),
             kernels=self.kernel_step(host),
         )
+
+    def clear(self, host: HostBatch) -> None:
+        """Zeroes what the step's attention would read without its having been written."""
+        if (fresh := host.fresh_blocks).size:
+            for pool in (*self.k, *self.v):
+                pool[_ints(fresh)] = 0
 
     def kernel_step(self, host: HostBatch) -> KernelStep | None:
         """The step's metadata for the Metal kernels; None where the step, or this pool, does without them."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import mlx.core as mx
 import numpy as np
 
-from mlxserve.backends.base import Forward, KVPool
+from mlxserve.backends.base import Forward, KVPool, LoadedModel
 from mlxserve.backends.batch import HostBatch
 from mlxserve.backends.mlx.backend import MlxBackend, on_gpu
-from mlxserve.backends.mlx.batch import MlxBatch
+from mlxserve.backends.mlx.batch import MlxBatch, MlxPool
 from mlxserve.backends.mlx.kernel_ops import KernelOps
 from mlxserve.backends.mlx.kernel_pool import KernelPool
 from mlxserve.backends.mlx.kernel_source import metal, simulated
@@ -17,7 +19,7 @@ from mlxserve.backends.mlx.tensors import DTYPES
 from mlxserve.backends.mlx.variants import Variants, load_variants
 from mlxserve.config import MetalConfig
 from mlxserve.errors import ConfigError
-from mlxserve.formats.tensors import DenseDtype
+from mlxserve.formats.tensors import DenseDtype, TensorSource
 from mlxserve.models.spec import ModelSpec
 
 GIB = 2**30
@@ -57,10 +59,24 @@ class KernelBackend(MlxBackend):
         super().__init__(dtype)
         self.note = "Metal kernels" + (", simulated" if config.kernels == "sim" else "")
         self._variants = variants
+        self._bridged = False
         self._in_place = config.kv_write == "inplace"
         self._ops = KernelOps(DTYPES[dtype], kernels, variants, in_place=self._in_place)
 
-    def new_pool(self, spec: ModelSpec, num_blocks: int, block_size: int) -> KernelPool:
+    def bridge(
+        self,
+        config: Mapping[str, object],
+        source: TensorSource,
+        max_model_len: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> LoadedModel[mx.array, MlxBatch] | None:
+        loaded = super().bridge(config, source, max_model_len, progress)
+        self._bridged = loaded is not None
+        return loaded
+
+    def new_pool(self, spec: ModelSpec, num_blocks: int, block_size: int) -> MlxPool:
+        if self._bridged:  # another library's attention reads the pages, never a kernel
+            return super().new_pool(spec, num_blocks, block_size)
         return KernelPool(spec, num_blocks, block_size, DTYPES[self.dtype], self._variants, in_place=self._in_place)
 
     def warm_up(self, decoder: Forward[MlxBatch, mx.array], pool: KVPool[mx.array, MlxBatch]) -> None:
@@ -76,7 +92,7 @@ class KernelBackend(MlxBackend):
     def _step(
         self,
         decoder: Forward[MlxBatch, mx.array],
-        pool: KernelPool,
+        pool: MlxPool,
         *,
         sequences: int,
         queries: int,

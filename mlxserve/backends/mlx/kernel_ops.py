@@ -11,10 +11,9 @@ import numpy as np
 
 from mlxserve.backends.mlx.batch import MlxBatch
 from mlxserve.backends.mlx.kernel_pool import KernelPool
-from mlxserve.backends.mlx.kernel_step import KernelStep
+from mlxserve.backends.mlx.kernel_step import KernelStep, covered
 from mlxserve.backends.mlx.kernels import (
     ACTS,
-    HEAD_DIMS,
     MAX_ROWS,
     Act,
     Heads,
@@ -28,12 +27,11 @@ from mlxserve.backends.mlx.linear import Affine, MlxLinear
 from mlxserve.backends.mlx.ops import MlxOps
 from mlxserve.backends.mlx.variants import Variants
 from mlxserve.models.ops import AttentionLayer, Linear, Norm
-from mlxserve.models.spec import Activation, AttentionSpec, Rope
+from mlxserve.models.spec import Activation, Rope
 
 BITS = (4, 8)
 GROUPS = (32, 64, 128)
 LEAST = 8  # elements of an array that a kernel takes from device memory
-BLOCK_STEP = 8  # tokens that the attention kernel loads at once; a page holds a multiple
 
 
 class KernelOps(MlxOps):
@@ -137,12 +135,6 @@ class KernelOps(MlxOps):
             assert rope is not None
             self._rotaries[rope] = Rotary(mx.array(np.array(rope.inv_freq, np.float32)), rope.factor)
         return self._rotaries[rope]
-
-
-def covered(spec: AttentionSpec, block_size: int) -> bool:
-    """Whether the kernels can do this attention."""
-    rotated = spec.rope is None or len(spec.rope.inv_freq) >= LEAST
-    return spec.head_dim in HEAD_DIMS and spec.qk_norm != "width" and rotated and block_size % BLOCK_STEP == 0
 
 
 def _rms(norm: Norm[mx.array] | None) -> RmsNorm | None:

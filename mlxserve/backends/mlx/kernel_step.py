@@ -8,10 +8,15 @@ import mlx.core as mx
 import numpy as np
 
 from mlxserve.backends.batch import HostBatch
-from mlxserve.backends.mlx.kernels import MAX_QUERIES
+from mlxserve.backends.mlx.kernels import HEAD_DIMS, MAX_QUERIES
 from mlxserve.backends.mlx.page_plan import PagePlan, choose_chunk, make_plan, padded
+from mlxserve.models.spec import AttentionSpec
 
 Slots = tuple[mx.array, mx.array, mx.array]  # [T, kv_heads] each: block, head and offset, the indices of a scatter
+
+
+LEAST_FREQUENCIES = 8  # fewer would be passed in another address space
+BLOCK_STEP = 8  # tokens that the attention kernel loads at once; a page holds a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,12 @@ class KernelStep:
     positions: mx.array  # [max(T, 8)] int32
     slots: mx.array  # [max(T, 8)] int32, block * block_size + offset
     scatter: dict[int, Slots]  # by the number of KV heads
+
+
+def covered(spec: AttentionSpec, block_size: int) -> bool:
+    """Whether the kernels can do this attention."""
+    rotated = spec.rope is None or len(spec.rope.inv_freq) >= LEAST_FREQUENCIES
+    return spec.head_dim in HEAD_DIMS and spec.qk_norm != "width" and rotated and block_size % BLOCK_STEP == 0
 
 
 def is_decode(host: HostBatch) -> bool:

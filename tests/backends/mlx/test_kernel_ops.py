@@ -203,7 +203,7 @@ def _lazy(source: KernelSource) -> BuiltKernel:
 VIEWS = {"Reshape", "Squeeze", "ExpandDims", "Broadcast"}
 
 
-def _graph(layers: int, kv_write: KVWrite, path: Path) -> Counter[str]:
+def _graph(layers: int, kv_write: KVWrite, context: int, path: Path) -> Counter[str]:
     """The primitives of one decode step of three sequences over split contexts."""
     device = KernelBackend("float32", Kernels(_lazy), Variants(), MetalConfig(kernels="sim", kv_write=kv_write))
     model = Model(checkpoint(num_hidden_layers=layers, max_position_embeddings=1024), device, block_size=8)
@@ -215,14 +215,15 @@ def _graph(layers: int, kv_write: KVWrite, path: Path) -> Counter[str]:
         mx.export_to_dot(str(path), seen[0])
         return seen[0]
 
-    device._step(decoder, pool, sequences=3, queries=1, context=600)
+    device._step(decoder, pool, sequences=3, queries=1, context=context)
     return Counter(re.findall(r'label ="([A-Za-z]+)"', path.read_text()))
 
 
+@pytest.mark.parametrize("context", [600, 601], ids=["a block ends", "a block begins"])
 @pytest.mark.parametrize(("kv_write", "kernels", "scatters"), [("scatter", 7, 2), ("inplace", 7, 0)])
-def test_launches_a_layer(kv_write: KVWrite, kernels: int, scatters: int, tmp_path: Path) -> None:
+def test_launches_a_layer(kv_write: KVWrite, kernels: int, scatters: int, context: int, tmp_path: Path) -> None:
     """In the graph that MLX would run: what one layer more adds to it."""
-    two, three = (_graph(n, kv_write, tmp_path / f"{n}.dot") for n in (2, 3))
+    two, three = (_graph(n, kv_write, context, tmp_path / f"{n}.dot") for n in (2, 3))
     added = {name: n for name, n in (three - two).items() if name not in VIEWS}
     assert added == {"Depends": kernels, **({"Scatter": scatters} if scatters else {})}
 
