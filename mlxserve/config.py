@@ -22,6 +22,8 @@ KernelsName = Literal["auto", "on", "off", "sim"]
 KVWrite = Literal["scatter", "inplace"]
 AttentionKind = Literal["auto", "paged", "batched", "reference"]
 CpuWeights = Literal["auto", "int4", "int8", "float32"]
+Quantization = Literal["none", "int8", "int4"]
+GROUP_SIZES = (32, 64, 128)
 
 
 def model_from_environment() -> str:
@@ -73,11 +75,17 @@ class ModelConfig:
     attention: AttentionKind = "auto"  # which implementation, on the torch backend
     # On the torch backend, how the C++ operators keep 4-bit codes; auto: as measured; float32: exact, without them
     cpu_weights: CpuWeights = "auto"
+    quant: Quantization = "none"  # quantise the weights while loading
+    group_size: int = 64  # columns that share a scale, with quant
 
     def __post_init__(self) -> None:
         if self.cpu_weights not in get_args(CpuWeights):
             names = ", ".join(get_args(CpuWeights))
             raise ConfigError("--cpu-weights", self.cpu_weights, f"must be one of {names}")
+        if self.quant not in get_args(Quantization):
+            raise ConfigError("--quant", self.quant, f"must be one of {', '.join(get_args(Quantization))}")
+        if self.group_size not in GROUP_SIZES:
+            raise ConfigError("--group-size", self.group_size, f"must be one of {', '.join(map(str, GROUP_SIZES))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

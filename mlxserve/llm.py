@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlxserve.config import EngineConfig, ModelConfig, model_from_environment
 from mlxserve.engine.core import Engine
 from mlxserve.errors import GenerationFailed
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
+from mlxserve.formats.quantize import quantized
 from mlxserve.loader import checkpoint_dtype, load_model
 from mlxserve.models.families import model_spec
 from mlxserve.runner import DeviceRunner, device_thread
@@ -58,6 +60,22 @@ class Assembly:
     info: ModelInfo
 
 
+def open_model(model: ModelConfig) -> Checkpoint:
+    """The checkpoint that ``model`` names, fetched from the hub if need be, and quantised as asked for when it is read.
+
+    Raises CheckpointError.
+    """
+    if "/" not in model.model or Path(model.model).exists():
+        checkpoint = open_checkpoint(model.model)
+    else:
+        from mlxserve.hub import Hub  # the hub's library takes half a second to import
+
+        checkpoint = Hub().open_model(model.model)
+    if model.quant == "none":
+        return checkpoint
+    return quantized(checkpoint, 4 if model.quant == "int4" else 8, model.group_size)
+
+
 def choose_backend(checkpoint: Checkpoint, model: ModelConfig, engine: EngineConfig) -> Backend[Any, Any]:
     """What ``assemble`` loads the checkpoint on. Raises ConfigError, and CheckpointError as ``model_spec`` does."""
     return get_backend(
@@ -74,7 +92,7 @@ def choose_backend(checkpoint: Checkpoint, model: ModelConfig, engine: EngineCon
 
 def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> Assembly:
     """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
-    checkpoint = open_checkpoint(model.model)
+    checkpoint = open_model(model)
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
     backend = choose_backend(checkpoint, model, engine)
     device = device_thread()

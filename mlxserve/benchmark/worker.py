@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mlxserve.benchmark import baselines
@@ -67,6 +68,14 @@ RUNNERS: dict[str, Runner] = {
 }
 
 
+def _peak_memory() -> int:
+    """Bytes. On Linux ru_maxrss would begin with the peak of the process that forked this one."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def main() -> None:
     job = json.load(sys.stdin)
     out = sys.stdout
@@ -79,8 +88,7 @@ def main() -> None:
         Workload(**job["workload"]), job["options"], EngineConfig(**job["engine"]), lambda count: say({"done": count})
     )
     result["records"] = [record.as_dict() for record in result["records"]]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result["peak_memory_bytes"] = peak if sys.platform == "darwin" else peak * 1024
+    result["peak_memory_bytes"] = _peak_memory()
     say(result)
 
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "say what a model will need in memory, and how fast it can be",
     "pull": "fetch a model from the hub, or what is missing of it",
     "models": "list the models on this machine, and whether they fit",
+    "quantize": "write a model quantised, for this program and for mlx-lm",
     "rm": "remove a model that was fetched from the hub",
     "doctor": "check the machine and the install, and say what to do",
     "bench": "compare engines on this machine, or send load to a server",
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """The whole parser; of the subcommands, only the one that ``argv`` names is filled in."""
     named = next((word for word in argv if not word.startswith("-")), None)
-    parser = OneLineParser(prog="mlxserve", description="A native inference engine for Apple Silicon.")
+    parser = OneLineParser(prog="mlxserve")
     parser.add_argument("--version", action="version", version=f"mlxserve {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():

@@ -9,11 +9,13 @@ from typing import get_args
 from mlxserve.config import (
     AttentionKind,
     BackendName,
+    CpuWeights,
     DtypeName,
     EngineConfig,
     KVWrite,
     MetalConfig,
     ModelConfig,
+    Quantization,
     SchedulePolicy,
     model_from_environment,
 )
@@ -38,6 +40,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="of activations and the KV cache; auto: float32 on CPUs, the checkpoint's own on Metal",
     )
     group.add_argument(
+        "--cpu-weights",
+        choices=get_args(CpuWeights),
+        default="auto",
+        help="on torch: how 4-bit weights are kept by the C++ operators; float32: exact, without them (auto: measured)",
+    )
+    group.add_argument(
+        "--quant", choices=get_args(Quantization), default="none", help="quantise the weights while loading"
+    )
+    group.add_argument(
+        "--group-size", type=int, default=64, metavar="N", help="columns that share a scale, with --quant (default: 64)"
+    )
+    group.add_argument(
         "--attention-backend",
         choices=get_args(AttentionKind),
         default="auto",
@@ -57,7 +71,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def model_config(args: argparse.Namespace) -> ModelConfig:
     metal = MetalConfig(kv_write=args.kv_write, wired_limit=args.wired_limit)
     return ModelConfig(
-        model=args.model, backend=args.backend, dtype=args.dtype, attention=args.attention_backend, metal=metal
+        model=args.model,
+        backend=args.backend,
+        dtype=args.dtype,
+        attention=args.attention_backend,
+        cpu_weights=args.cpu_weights,
+        quant=args.quant,
+        group_size=args.group_size,
+        metal=metal,
     )
 
 

@@ -16,8 +16,8 @@ from mlxserve.api.settings import ApiSettings
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
 from mlxserve.config import ServerConfig
 from mlxserve.errors import ConfigError
-from mlxserve.formats.checkpoint import open_checkpoint
 from mlxserve.ipc.engine import ProcessEngine
+from mlxserve.llm import open_model
 from mlxserve.text.load import load_text
 
 # -P: not the working directory, where a model's files may lie, but the installed packages are imported.
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     engine_settings = engine_config(args)
     listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
     model = model_config(args)
-    checkpoint = open_checkpoint(model.model)
+    checkpoint = open_model(model)
     engine = ProcessEngine(ENGINE_COMMAND, model, engine_settings)
     try:
         with loading_bar() as progress:

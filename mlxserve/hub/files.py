@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mlxserve.errors import CheckpointError
+from mlxserve.formats.checkpoint import COMPANION_FILES, TEMPLATE_DIRECTORY
 from mlxserve.formats.jsonfile import read_json
 from mlxserve.formats.safetensors import INDEX, SINGLE
 
-# What a model needs beside its weights, as far as the repository has it.
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    INDEX,
-)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OTHER_WEIGHTS = {
     ".gguf": "download one and name that file",
@@ -41,6 +28,12 @@ class RemoteFile:
     size: int
     sha256: str | None
     git_id: str
+
+
+def small_files(files: Collection[str]) -> list[str]:
+    """Those among a repository's files that a model needs beside its weights."""
+    wanted = {"config.json", INDEX, *COMPANION_FILES}
+    return [name for name in files if name in wanted or fnmatchcase(name, f"{TEMPLATE_DIRECTORY}/*.jinja")]
 
 
 def is_complete(directory: Path) -> bool:
@@ -61,7 +54,7 @@ def weight_files(model: object, directory: Path, files: Mapping[str, RemoteFile]
         if missing or not shards:
             raise CheckpointError(f"{model}: its {INDEX} lists files that it does not have: {', '.join(missing)}")
         return shards
-    single = [name for name in files if name.endswith(".safetensors")]
+    single = [name for name in files if name.endswith(".safetensors") and "/" not in name]
     if SINGLE in single or len(single) == 1:
         return [SINGLE] if SINGLE in single else single
     for suffix, advice in _OTHER_WEIGHTS.items():

@@ -76,7 +76,9 @@ def _main() -> None:
             print(f"{time.perf_counter() - start:.3f}\t{str(error)!r}")
         else:
             print(f"{time.perf_counter() - start:.3f}\topened")
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # Not ru_maxrss: that begins with the peak of the process that forked this one.
+    status = Path("/proc/self/status").read_text()
+    print(status.partition("VmHWM:")[2].split()[0])
 
 
 if __name__ == "__main__":

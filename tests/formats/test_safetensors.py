@@ -257,12 +257,6 @@ def test_a_stray_prefixed_head_is_listed(tmp_path: Path) -> None:
     assert set(SafetensorsSource(tmp_path, {}).names()) == {*TENSORS, "lm_head.weight"}
 
 
-def test_stored_rotary_buffers_are_left_out(tmp_path: Path) -> None:
-    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
-    save_file(TENSORS | buffer, tmp_path / SINGLE)
-    assert_reads(SafetensorsSource(tmp_path, {}), TENSORS)
-
-
 def quantised(bits: int, group: int, name: str = "model.layers.0.mlp.up_proj") -> dict[str, np.ndarray]:
     values = RNG.integers(0, 2**bits, (4, 256), dtype=np.uint8)
     scales = RNG.standard_normal((2, 4, 256 // group)).astype(np.float16)

@@ -41,9 +41,8 @@ class FakeHub:
 
     def fetched(self) -> list[str]:
         """Names of the files whose bytes were asked for."""
-        return sorted(
-            {path.rsplit("/", 1)[1] for method, path, _ in self.requests if method == "GET" and "/resolve/" in path}
-        )
+        paths = [path for method, path, _ in self.requests if method == "GET" and "/resolve/" in path]
+        return sorted({path.split("/resolve/")[1].split("/", 1)[1] for path in paths})
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def _pack_quantized(library: Library, form: Form, parts: Sequence[AffineTensor])
         group=first.group_size,
     )
     data = allocate(library, struct)
-    words = torch.cat([torch.from_numpy(p.packed.view("int32")) for p in parts])
+    words = torch.cat([torch.from_numpy(p.packed.view("int32").copy()) for p in parts])
     library.pack_quantized(struct, words.data_ptr(), first.bits, scales.data_ptr(), biases.data_ptr())
     return struct, data
 
