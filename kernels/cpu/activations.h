@@ -15,8 +15,7 @@ namespace mlxserve {
 struct Panels {
   int rows, count, size, larger;  // `larger` panels of size + 1, the others of size
 
-  explicit Panels(int rows)
-      : rows(rows), count((rows + kRows - 1) / kRows), size(rows / count), larger(rows % count) {}
+  explicit Panels(int rows) : rows(rows), count((rows + kRows - 1) / kRows), size(rows / count), larger(rows % count) {}
 
   int first_row(int panel) const { return panel * size + (panel < larger ? panel : larger); }
   int rows_of(int panel) const { return size + (panel < larger); }

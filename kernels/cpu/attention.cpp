@@ -91,11 +91,12 @@ void attend_piece(const AttentionLayer& layer, const Batch& batch, const Angles&
   }
 }
 
-// The partial results of one span and KV head: [spans][kv_heads][tokens * group] rows, each block of them laid out as one.
+// The partial results of one span and KV head: [spans][kv_heads][tokens * group] rows, each block of them laid out as
+// one.
 Partial partial_of(const AttentionLayer& layer, const Work& work, float* partials, int span, int kv_head) {
   const int64_t rows = int64_t{work.tokens} * group_of(layer);
-  return place_partial(partials + (int64_t{span} * layer.kv_heads + kv_head) * partial_floats(rows, layer.head_dim), rows,
-                       layer.head_dim);
+  return place_partial(partials + (int64_t{span} * layer.kv_heads + kv_head) * partial_floats(rows, layer.head_dim),
+                       rows, layer.head_dim);
 }
 
 void merge_spans(const AttentionLayer& layer, const Work& work, int kv_head, float* partials, float* out) {
@@ -121,8 +122,7 @@ AttentionScratch attention_scratch(const AttentionLayer& layer, const Batch& bat
 void attend(Worker& worker, const AttentionLayer& layer, const Batch& batch, const Angles& angles, const float* qkv,
             float* out, uint8_t* shared, uint8_t* own_memory) {
   const Own own((float*)own_memory, most_rows(layer), layer.head_dim);
-  worker.each_range(batch.tokens,
-                    [&](int begin, int end) { write_pages(layer, batch, angles, qkv, begin, end); });
+  worker.each_range(batch.tokens, [&](int begin, int end) { write_pages(layer, batch, angles, qkv, begin, end); });
   const Totals totals(layer, batch);
   Cursor at(layer, batch, (float*)shared);
   worker.each(totals.items, [&](int item) {
@@ -132,11 +132,12 @@ void attend(Worker& worker, const AttentionLayer& layer, const Batch& batch, con
     if (work.by_span()) {
       const Rows rows{work.sequence, head, work.first, work.tokens};
       load_queries(layer, angles, rows, qkv, own.span);
-      attend_span(layer, batch, rows, work.first_span + piece, own.span, partial_of(layer, work, at.partials, piece, head));
+      attend_span(layer, batch, rows, work.first_span + piece, own.span,
+                  partial_of(layer, work, at.partials, piece, head));
     } else {
       const int begin = (work.pieces() - 1 - piece) * kTokens, left = work.tokens - begin;  // the longest first
-      attend_piece(layer, batch, angles, {work.sequence, head, work.first + begin, left < kTokens ? left : kTokens}, qkv,
-                   own, out);
+      attend_piece(layer, batch, angles, {work.sequence, head, work.first + begin, left < kTokens ? left : kTokens},
+                   qkv, own, out);
     }
   });
   if (totals.partial_rows == 0) return;

@@ -12,9 +12,9 @@
 
 namespace mlxserve {
 
-constexpr int kTile = 32;        // keys whose scores are computed together
-constexpr int kSpan = 128;       // keys of one work item when decoding
-constexpr int kQueryRows = 8;    // rows of queries (token, head) held in registers
+constexpr int kTile = 32;      // keys whose scores are computed together
+constexpr int kSpan = 128;     // keys of one work item when decoding
+constexpr int kQueryRows = 8;  // rows of queries (token, head) held in registers
 constexpr int kMaxHeadDim = 256;
 
 enum HeadNorm : int32_t { kNoNorm = 0, kPerHead = 1, kFullWidth = 2 };
@@ -25,11 +25,11 @@ struct AttentionLayer {
   float* value_pages;
   const float* query_norm;  // [head_dim] or [heads * head_dim], or null
   const float* key_norm;
-  const float* sinks;       // [heads] a logit that takes part in the softmax and has no value; or null
+  const float* sinks;  // [heads] a logit that takes part in the softmax and has no value; or null
   int32_t heads, kv_heads, head_dim, block_size;
-  int32_t window;           // a row sees this many keys, itself included; 0: all
-  int32_t rotary;           // leading dimensions that RoPE turns, as two halves; 0: none
-  int32_t head_norm;        // HeadNorm
+  int32_t window;     // a row sees this many keys, itself included; 0: all
+  int32_t rotary;     // leading dimensions that RoPE turns, as two halves; 0: none
+  int32_t head_norm;  // HeadNorm
   float scale, soft_cap, norm_eps;
 };
 

@@ -30,7 +30,8 @@ Ahead rows_ahead(const AttentionLayer& layer, const int32_t* table, int head, in
   return ahead;
 }
 
-// Transposes the tile's keys and finds its value rows. What lies past `count` is never read: old pages may hold anything.
+// Transposes the tile's keys and finds its value rows. What lies past `count` is never read: old pages may hold
+// anything.
 void load_tile(const AttentionLayer& layer, const int32_t* table, int head, int first, int count,
                const SpanBuffers& buffers, const float** value_rows, Ahead& ahead) {
   const float* key_rows[kTile];
@@ -122,10 +123,11 @@ void attend_span(const AttentionLayer& layer, const Batch& batch, const Rows& ro
       const float* queries = buffers.queries + int64_t{at} * dim;
       const Partial panel = result.from(at, dim);
       if (at == 0)
-        kTileFunctions<Ahead>[width - 1](queries, buffers.keys, value_rows, keys, dim, visible, layer.soft_cap, panel, ahead);
+        kTileFunctions<Ahead>[width - 1](queries, buffers.keys, value_rows, keys, dim, visible, layer.soft_cap, panel,
+                                         ahead);
       else
-        kTileFunctions<NothingAhead>[width - 1](queries, buffers.keys, value_rows, keys, dim, visible, layer.soft_cap, panel,
-                                                nothing);
+        kTileFunctions<NothingAhead>[width - 1](queries, buffers.keys, value_rows, keys, dim, visible, layer.soft_cap,
+                                                panel, nothing);
     }
   }
 }

@@ -24,8 +24,8 @@ struct Visible {
 template <int R>
 constexpr int kWide = R <= 4 ? 4 : 2;
 
-// The page rows of the tile that comes next. They are asked for a few at a time between the arithmetic of the current tile:
-// all at once, they would fill the queue to the memory and stop it.
+// The page rows of the tile that comes next. They are asked for a few at a time between the arithmetic of the current
+// tile: all at once, they would fill the queue to the memory and stop it.
 class Ahead {
  public:
   explicit Ahead(int head_dim) : dim_(head_dim) {}
@@ -49,12 +49,12 @@ struct NothingAhead {
 
 // scores[r][key] = sum over d of queries[d][r] * keys[d][key], for kVectors * 16 keys.
 template <int R, int kVectors, class Next>
-inline void score_keys(const float* queries, const float* keys, int head_dim, float (*scores)[kTile], int first, Next& next) {
+inline void score_keys(const float* queries, const float* keys, int head_dim, float (*scores)[kTile], int first,
+                       Next& next) {
   Floats sums[kVectors][R];
   UNROLL
-  for (int v = 0; v < kVectors; ++v)
-    UNROLL
-    for (int r = 0; r < R; ++r) sums[v][r] = zero();
+  for (int v = 0; v < kVectors; ++v) UNROLL
+  for (int r = 0; r < R; ++r) sums[v][r] = zero();
   keys += first;
   for (int d = 0; d < head_dim; ++d, queries += R, keys += kTile) {
     next.ask(1);
@@ -69,13 +69,12 @@ inline void score_keys(const float* queries, const float* keys, int head_dim, fl
     }
   }
   UNROLL
-  for (int v = 0; v < kVectors; ++v)
-    UNROLL
-    for (int r = 0; r < R; ++r) store(scores[r] + first + v * kLanes, sums[v][r]);
+  for (int v = 0; v < kVectors; ++v) UNROLL
+  for (int r = 0; r < R; ++r) store(scores[r] + first + v * kLanes, sums[v][r]);
 }
 
-// Turns a row's scores into weights exp(score - best), moves the row's running maximum and sum, and returns what the values
-// gathered so far have to be multiplied by.
+// Turns a row's scores into weights exp(score - best), moves the row's running maximum and sum, and returns what the
+// values gathered so far have to be multiplied by.
 inline float soften(float* scores, Visible visible, float soft_cap, float* best, float* weight) {
   Floats x[kTileVectors], largest = splat(*best);
   UNROLL
@@ -99,16 +98,15 @@ inline float soften(float* scores, Visible visible, float soft_cap, float* best,
   return shrink;
 }
 
-// values[r] = values[r] * shrink[r] + sum over the tile's keys of weights[r][key] * rows[key], for kVectors * 16 columns.
+// values[r] = values[r] * shrink[r] + sum over the tile's keys of weights[r][key] * rows[key], for kVectors * 16
+// columns.
 template <int R, int kVectors, class Next>
 inline void gather_columns(const float (*weights)[kTile], const float* const* rows, int keys, int column, int head_dim,
                            const float* shrink, float* values, Next& next) {
   Floats sums[kVectors][R];
   UNROLL
-  for (int v = 0; v < kVectors; ++v)
-    UNROLL
-    for (int r = 0; r < R; ++r)
-      sums[v][r] = mul(load(values + r * head_dim + column + v * kLanes), splat(shrink[r]));
+  for (int v = 0; v < kVectors; ++v) UNROLL
+  for (int r = 0; r < R; ++r) sums[v][r] = mul(load(values + r * head_dim + column + v * kLanes), splat(shrink[r]));
   for (int k = 0; k < keys; ++k) {
     next.ask(1);
     Floats row[kVectors];
@@ -122,9 +120,8 @@ inline void gather_columns(const float (*weights)[kTile], const float* const* ro
     }
   }
   UNROLL
-  for (int v = 0; v < kVectors; ++v)
-    UNROLL
-    for (int r = 0; r < R; ++r) store(values + r * head_dim + column + v * kLanes, sums[v][r]);
+  for (int v = 0; v < kVectors; ++v) UNROLL
+  for (int r = 0; r < R; ++r) store(values + r * head_dim + column + v * kLanes, sums[v][r]);
 }
 
 // One tile: queries [head_dim][R], keys [head_dim][kTile] (transposed), value rows of the tile's first `count` keys.

@@ -30,7 +30,8 @@ void turn_head(const AttentionLayer& layer, const Angles& angles, int token, con
 }  // namespace
 
 void load_query(const AttentionLayer& layer, const Angles& angles, int token, int head, const float* qkv, float* out) {
-  turn_head(layer, angles, token, qkv + token * qkv_width(layer), layer.heads, head, layer.query_norm, layer.scale, out);
+  turn_head(layer, angles, token, qkv + token * qkv_width(layer), layer.heads, head, layer.query_norm, layer.scale,
+            out);
 }
 
 void write_pages(const AttentionLayer& layer, const Batch& batch, const Angles& angles, const float* qkv, int begin,

@@ -1,4 +1,5 @@
-// Queries, keys and values on their way between the qkv rows and the pages: head norms, RoPE, and where a page row lies.
+// Queries, keys and values on their way between the qkv rows and the pages: head norms, RoPE, and where a page row
+// lies.
 #pragma once
 
 #include "attention.h"

@@ -11,8 +11,8 @@
 namespace mlxserve {
 namespace {
 
-// An item is worth some microseconds and there are some of them for every worker, so that one that was held up does not hold
-// up all.
+// An item is worth some microseconds and there are some of them for every worker, so that one that was held up does not
+// hold up all.
 constexpr int64_t kItemBytes = 32 << 10;  // of weights, once a panel
 constexpr int kMostItems = 16;
 constexpr int kPanels = 32;  // of one item: their activations stay in the second-level cache from tile to tile
@@ -24,8 +24,10 @@ template <bool kWide>
 struct Scales {
   static constexpr int kBytes = kLanes * (kWide ? 4 : 2);
   static Floats read(const uint8_t* p) {
-    if constexpr (kWide) return load((const float*)p);
-    else return load_half((const uint16_t*)p);
+    if constexpr (kWide)
+      return load((const float*)p);
+    else
+      return load_half((const uint16_t*)p);
   }
 };
 
@@ -99,9 +101,12 @@ void dense_tile(const Weights&, const uint8_t* tile, const Activations& x, int f
   for (int r = 0; r < R; ++r) rows[r] = zero();
   for (int k = 0; k < x.inputs; ++k, values += R) {
     Floats w;
-    if constexpr (kStorage == kFloat32) w = load((const float*)tile + k * kLanes);
-    else if constexpr (kStorage == kBFloat16) w = load_bfloat((const uint16_t*)tile + k * kLanes);
-    else w = load_half((const uint16_t*)tile + k * kLanes);
+    if constexpr (kStorage == kFloat32)
+      w = load((const float*)tile + k * kLanes);
+    else if constexpr (kStorage == kBFloat16)
+      w = load_bfloat((const uint16_t*)tile + k * kLanes);
+    else
+      w = load_half((const uint16_t*)tile + k * kLanes);
     UNROLL
     for (int r = 0; r < R; ++r) rows[r] = fma(w, splat(values[r]), rows[r]);
   }
@@ -124,7 +129,8 @@ constexpr TileTable dense_table(std::index_sequence<R...>) {
 
 TileFunction tile_function(const Weights& w, int rows) {
   using Rows = std::make_index_sequence<kRows>;
-  static constexpr TileTable quantized[2][2][2] = {  // [storage][wide scales][symmetric]
+  static constexpr TileTable quantized[2][2][2] = {
+      // [storage][wide scales][symmetric]
       {{quantized_table<4, false, false>(Rows{}), quantized_table<4, false, true>(Rows{})},
        {quantized_table<4, true, false>(Rows{}), quantized_table<4, true, true>(Rows{})}},
       {{quantized_table<8, false, false>(Rows{}), quantized_table<8, false, true>(Rows{})},

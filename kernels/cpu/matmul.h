@@ -1,4 +1,5 @@
-// y = x @ w.T for packed weights and packed activations, with what follows it done while the result is in registers' reach.
+// y = x @ w.T for packed weights and packed activations, with what follows it done while the result is in registers'
+// reach.
 //
 // One output of one row is summed over K in one fixed order, whatever the number of rows: a row's bits do not depend on
 // its neighbours.

@@ -136,7 +136,8 @@ int64_t mlxserve_weight_bytes(Weights* w) {
   return w->tile_bytes * tiles_of(*w);
 }
 
-// Both fill w's tiles, which are zero before. words: [N, K * bits / 32]; scales and biases: [N, K / group]; values: [N, K].
+// Both fill w's tiles, which are zero before. words: [N, K * bits / 32]; scales and biases: [N, K / group]; values: [N,
+// K].
 void mlxserve_pack_quantized(Context* context, const Weights* w, const uint32_t* words, int bits, const float* scales,
                              const float* biases) {
   const Rows rows{w, (const uint8_t*)words, scales, biases, int64_t{w->inputs} * bits / 8, bits};
@@ -144,7 +145,8 @@ void mlxserve_pack_quantized(Context* context, const Weights* w, const uint32_t*
 }
 
 void mlxserve_pack_dense(Context* context, const Weights* w, const void* values) {
-  const Rows rows{w, (const uint8_t*)values, nullptr, nullptr, int64_t{w->inputs} * (w->storage == kFloat32 ? 4 : 2), 0};
+  const Rows rows{w, (const uint8_t*)values, nullptr, nullptr, int64_t{w->inputs} * (w->storage == kFloat32 ? 4 : 2),
+                  0};
   context->team.run(pack_all, &rows);
 }
 

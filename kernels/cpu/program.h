@@ -1,7 +1,8 @@
 // A model's forward pass as a list of operators, run by a team; and the C interface that Python calls.
 //
-// The operators are the fused ones of mlxserve/models/ops.py. Values are float32 rows, one a token, in one arena: a value
-// at place p with rows of n floats lies at arena + p * tokens. Mirrored by mlxserve/backends/torch/native/library.py.
+// The operators are the fused ones of mlxserve/models/ops.py. Values are float32 rows, one a token, in one arena: a
+// value at place p with rows of n floats lies at arena + p * tokens. Mirrored by
+// mlxserve/backends/torch/native/library.py.
 #pragma once
 
 #include "attention.h"
@@ -11,11 +12,11 @@ namespace mlxserve {
 
 struct Operator {
   enum Kind : int32_t {
-    kEmbedding = 0,       // out[t] = w[tokens[t]]
-    kScale = 1,           // out = alpha * x
-    kTake = 2,            // out[r] = x[logit_rows[r]]
-    kNormLinear = 3,      // out = norm(x) w^T + b
-    kNormGlu = 4,         // out = act(gate) * up, (gate | up) = norm(x) w^T + b; half of w's outputs is a multiple of 16
+    kEmbedding = 0,   // out[t] = w[tokens[t]]
+    kScale = 1,       // out = alpha * x
+    kTake = 2,        // out[r] = x[logit_rows[r]]
+    kNormLinear = 3,  // out = norm(x) w^T + b
+    kNormGlu = 4,     // out = act(gate) * up, (gate | up) = norm(x) w^T + b; half of w's outputs is a multiple of 16
     kLinearResidual = 5,  // out = residual + alpha * norm(x w^T + b)
     kAttend = 6,          // out = attention of x = q | k | v
   };

@@ -4,12 +4,14 @@
 //   Floats  16 floats        Ints  16 int32        Codes  64 bytes: 4 weight codes for each of 16 lanes
 // and these functions. A lane's result never depends on another lane, and `fma` rounds once, so that every caller that
 // does the same operations in the same order gets the same bits (the build turns contraction off).
-//   load, store, splat, zero, add, sub, mul, div, fma(a, b, c) = a * b + c, max, min, load_half (16 IEEE halves),
-//   load_bfloat, to_floats(Ints), scale_by_power(x, n) = x * 2^n, round_to_ints, keep_if_greater(x, a, b) = a > b ? x : 0,
-//   half_of(float), first_lane, keep_lanes(x, begin, end, other), absolute, sum_lanes, max_lanes, any_nan, transpose16 (16 rows of 16 floats), load_codes, low_codes / high_codes (4-bit), zero_ints, splat_ints,
+//   load, store, splat, zero, add, sub, mul, div, fma(a, b, c) = a * b + c, max, min, absolute, first_lane
+//   keep_if_greater(x, a, b) = a > b ? x : 0        keep_lanes(x, begin, end, other) = x in lanes begin .. end - 1
+//   sum_lanes and max_lanes (in one fixed order), any_nan, scale_by_power(x, n) = x * 2^n, round_to_ints, to_floats
+//   load_half (16 IEEE halves), load_bfloat, half_of (one float), transpose16 (16 rows of 16 floats)
+//   load_codes, low_codes and high_codes (the halves of every byte), zero_ints, splat_ints
 //   dot4(sum, codes, x) : sum[lane] += codes[4 * lane + j] * x[j], j = 0..3, codes unsigned, x signed; exact
 //   dot4_nibbles        : the same for codes below 16
-//   quantize32(x, inverse, out) -> sum of the codes: out[i] = round(x[i] * inverse), i = 0..31
+//   quantize32(x, inverse, out) -> the sum of the codes: out[i] = round(x[i] * inverse), i = 0..31
 // kRows is how many rows of activations a matmul tile keeps in registers.
 #pragma once
 
@@ -25,8 +27,6 @@ constexpr int kBlock = 32;  // activations that share one scale
 #include "simd_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "simd_avx2.h"
-#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
-#include "simd_neon.h"
 #else
-#error "needs AVX2 with FMA and F16C, AVX-512 with VNNI, or Arm with the dot product extension"
+#error "this CPU has neither AVX-512 with VNNI nor AVX2 with FMA and F16C"
 #endif

@@ -1,10 +1,10 @@
 // A team of threads that runs one function at a time, in phases of numbered items.
 //
-// Every worker walks through the same function; at each `each` it takes items until none is left, and goes on when all of
-// them are done. What counts is that the items are done, not that every thread came by: a worker that the system has
-// put aside (another program, the interpreter's own thread) is not waited for unless it holds an item, and skips what was
-// done without it when it returns. So a function writes to memory that is used again only inside `each`: a worker may be
-// anywhere between two phases while the others are far ahead.
+// Every worker walks through the same function; at each `each` it takes items until none is left, and goes on when all
+// of them are done. What counts is that the items are done, not that every thread came by: a worker that the system has
+// put aside (another program, the interpreter's own thread) is not waited for unless it holds an item, and skips what
+// was done without it when it returns. So a function writes to memory that is used again only inside `each`: a worker
+// may be anywhere between two phases while the others are far ahead.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,8 @@ class Worker {
   const int id;
   inline int count() const;
 
-  // One phase: work(i) for i = 0 .. items - 1, each once, on whichever thread is free. All of them are done, and what they
-  // wrote can be read, when it returns. Every worker passes the same number of items.
+  // One phase: work(i) for i = 0 .. items - 1, each once, on whichever thread is free. All of them are done, and what
+  // they wrote can be read, when it returns. Every worker passes the same number of items.
   template <class Work>
   inline void each(int items, const Work& work);
 

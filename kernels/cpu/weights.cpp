@@ -21,7 +21,9 @@ int64_t dense_bytes(const Weights& w) { return w.storage == kFloat32 ? 4 : 2; }
 
 uint8_t* tile_of(const Weights& w, int row) { return const_cast<uint8_t*>(w.data) + row / kLanes * w.tile_bytes; }
 
-int64_t group_bytes(const Weights& w) { return header_bytes(w) + int64_t{kLanes} * w.group / (w.storage == kInt4 ? 2 : 1); }
+int64_t group_bytes(const Weights& w) {
+  return header_bytes(w) + int64_t{kLanes} * w.group / (w.storage == kInt4 ? 2 : 1);
+}
 
 void put_scale(const Weights& w, uint8_t* at, int lane, float value) {
   if (w.wide_scales) {

@@ -17,15 +17,15 @@ enum Storage : int32_t { kInt4 = 0, kInt8 = 1, kFloat32 = 2, kBFloat16 = 3, kHal
 
 // One matrix. Mirrored by mlxserve/backends/torch/native/library.py.
 struct Weights {
-  const uint8_t* data;   // tiles
-  const float* bias;     // [outputs] added to the product, or null
+  const uint8_t* data;  // tiles
+  const float* bias;    // [outputs] added to the product, or null
   int64_t tile_bytes;
-  int32_t storage;       // Storage
-  int32_t wide_scales;   // scales and biases are 0: halves, 1: floats
-  int32_t symmetric;     // bias = -2^(bits - 1) * scale in every group, and is not stored
-  int32_t outputs;       // N
-  int32_t inputs;        // K, a multiple of 32 when quantised
-  int32_t group;         // inputs that share a scale, a multiple of 32
+  int32_t storage;      // Storage
+  int32_t wide_scales;  // scales and biases are 0: halves, 1: floats
+  int32_t symmetric;    // bias = -2^(bits - 1) * scale in every group, and is not stored
+  int32_t outputs;      // N
+  int32_t inputs;       // K, a multiple of 32 when quantised
+  int32_t group;        // inputs that share a scale, a multiple of 32
 };
 
 inline int tiles_of(const Weights& w) { return (w.outputs + kLanes - 1) / kLanes; }

@@ -46,11 +46,11 @@ def test_better_than_the_plain_grid_at_every_width(bits: int, group: int) -> Non
 
 
 def test_near_the_best_there_is() -> None:
-    """Within 7 % of a brute-force search; the plain grid is 30 % and more away."""
+    """Within 7 % of a brute-force search; the plain grid is more than 20 % away."""
     weights = np.random.default_rng(0).standard_normal((12, 64)).astype(np.float32)
     best = sum(best_by_brute_force(row, 4) for row in weights)
     assert error(dequantize(quantize(weights, 4, 64, "float32")), weights) < 1.07 * best
-    assert error(plain(weights, 4, 64), weights) > 1.3 * best
+    assert error(plain(weights, 4, 64), weights) > 1.2 * best
 
 
 def test_importance_moves_the_error_to_where_it_counts_less() -> None:

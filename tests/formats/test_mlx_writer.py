@@ -48,7 +48,6 @@ def test_mlx_reads_it(tmp_path: Path) -> None:
     write_tensors(tmp_path, TENSORS.items())
     arrays = mx.load(str(tmp_path / "model.safetensors"))
     assert len(arrays) == len(TENSORS) + 2
-    found = mx.dequantize(
-        *(arrays[f"lm_head.{part}"] for part in ("weight", "scales", "biases")), group_size=32, bits=4
-    )
-    np.testing.assert_allclose(np.array(found), dequantize(TENSORS["lm_head.weight"]), atol=5e-3)
+    head = (arrays[f"lm_head.{part}"] for part in ("weight", "scales", "biases"))
+    found = np.array(mx.dequantize(*head, group_size=32, bits=4))
+    np.testing.assert_allclose(found, dequantize(TENSORS["lm_head.weight"]), rtol=2e-3, atol=2e-3)  # float16

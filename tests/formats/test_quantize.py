@@ -119,9 +119,7 @@ def test_inputs_that_are_larger_count_more(dense: Checkpoint) -> None:
 
 
 def test_a_group_size_that_does_not_divide_is_named(dense: Checkpoint) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"group size is 128, but must divide the (64|96) columns of '(model|lm_head)"
-    ):
+    with pytest.raises(CheckpointError, match=r"group size is 128, but must divide the 64 columns of 'lm_head"):
         quantized(dense, 4, 128)
 
 

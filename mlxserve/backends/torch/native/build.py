@@ -15,7 +15,6 @@ from pathlib import Path
 FLAGS = (
     "-std=c++20",
     "-O3",
-    "-march=native",
     "-ffp-contract=off",  # a row's bits must not depend on which of two loops the compiler fused
     "-fno-math-errno",
     "-fPIC",
@@ -40,30 +39,36 @@ def source_directory() -> Path:
     raise BuildError("the C++ sources are not installed")
 
 
-def build(cache: Path, sources: Path | None = None, compilers: tuple[str, ...] = COMPILERS) -> Path:
-    """The library's path. Raises BuildError when there is no compiler, or it cannot compile for this CPU."""
+def build(
+    cache: Path, sources: Path | None = None, compilers: tuple[str, ...] = COMPILERS, cpu: str = "native"
+) -> Path:
+    """The library's path. ``cpu`` is the compiler's name for one that this one can stand in for.
+
+    Raises BuildError when there is no compiler, or it cannot compile for this CPU.
+    """
     sources = sources or source_directory()
     compiler = next((found for name in compilers if (found := shutil.which(name))), None)
     if compiler is None:
         raise BuildError(f"no C++ compiler is installed (looked for {', '.join(compilers)})")
-    library = cache / f"libmlxserve-{_key(compiler, sources)}.so"
+    command = [compiler, f"-march={cpu}", *FLAGS]
+    library = cache / f"libmlxserve-{_key(command, sources)}.so"
     if not library.exists():
-        _compile(compiler, sources, library)
+        _compile(command, sources, library)
     return library
 
 
-def _key(compiler: str, sources: Path) -> str:
+def _key(command: list[str], sources: Path) -> str:
     """Changes with the sources, the flags, the compiler and the CPU's instruction sets."""
-    digest = hashlib.sha256(repr(FLAGS).encode())
+    digest = hashlib.sha256(repr(command).encode())
     # The predefined macros name the compiler's version and every instruction set of this CPU.
-    digest.update(_run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]).encode())
+    digest.update(_run([*command[:2], "-dM", "-E", "-x", "c++", os.devnull]).encode())
     for path in sorted(sources.glob("*.[hc]*")):
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: str, sources: Path, library: Path) -> None:
+def _compile(command: list[str], sources: Path, library: Path) -> None:
     """Into a file of its own first, so that a half-written library is never loaded."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +77,7 @@ def _compile(compiler: str, sources: Path, library: Path) -> None:
         raise BuildError(f"{library.parent} cannot be written: {error.strerror}") from error
     os.close(handle)
     try:
-        _run([compiler, *FLAGS, *(str(p) for p in sorted(sources.glob("*.cpp"))), "-o", name])
+        _run([*command, *(str(p) for p in sorted(sources.glob("*.cpp"))), "-o", name])
         Path(name).replace(library)
     finally:
         Path(name).unlink(missing_ok=True)
