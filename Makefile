@@ -33,9 +33,9 @@ test-kernels: .venv/.dev
 test-kernels: .venv/.dev
 	$(BIN)/python -m pytest tests/kernels
 
-# Unmodified OpenAI clients, in a virtual environment of their own, against a real server.
+# Unmodified OpenAI clients, in a virtual environment of their own, against a real server; CLIENTS= names some of them.
 test-clients: .venv/.dev
-	tests/clients/run.sh
+	tests/clients/run.sh $(CLIENTS)
 
 # The page in a real browser; skipped by name where there is no Chromium.
 test-browser: .venv/.dev
