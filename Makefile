@@ -25,10 +25,6 @@ serve: .venv/.serve $(if $(SERVE_NEEDS_TORCH),$(TORCH_STAMP))
 test: .venv/.dev
 	$(BIN)/python -m pytest --ignore tests/browser --ignore tests/clients
 
-# The Metal kernels in the simulator; `make test` runs only the quick part of these.
-test-kernels: .venv/.dev
-	$(BIN)/python -m pytest tests/kernels
-
 # Every kernel in the simulator, under its sanitiser; `make test` runs a quick part of these.
 test-kernels: .venv/.dev
 	$(BIN)/python -m pytest tests/kernels
