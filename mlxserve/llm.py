@@ -214,7 +214,7 @@ class LLM:
             for prompt in prompts:
                 submitted.append(self.submit(prompt, params))
             deltas = self._deltas(submitted)
-        except BaseException:
+        except BaseException:  # an interrupt too: what was queued must not run on in the next call
             for request_id in submitted:
                 self.core.abort(request_id)
             raise

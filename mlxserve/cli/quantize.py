@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
+from mlxserve.cli.progress import tensor_bar
 from mlxserve.config import GROUP_SIZES
 from mlxserve.convert import quantize_checkpoint
 from mlxserve.hub import Hub
@@ -24,12 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     checkpoint = Hub().open_model(args.model)
-    with tqdm(desc="quantising", unit="tensor", leave=False, disable=None, file=sys.stderr) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with tensor_bar("quantising") as progress:
         quantize_checkpoint(checkpoint, args.out, _BITS[args.quant], args.group_size, progress)
     print(f"{checkpoint.name} is written to {args.out}")
     return 0

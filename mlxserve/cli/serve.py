@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from tqdm import tqdm
 
 from mlxserve.api import server, web
 from mlxserve.api.app import create_app
 from mlxserve.api.settings import ApiSettings
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
+from mlxserve.cli.progress import tensor_bar
 from mlxserve.config import ServerConfig
 from mlxserve.errors import ConfigError
 from mlxserve.ipc.engine import ProcessEngine
@@ -47,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = open_model(model)
     engine = ProcessEngine(ENGINE_COMMAND, model, engine_settings)
     try:
-        with loading_bar() as progress:
+        with tensor_bar("loading weights") as progress:
             info, plan = engine.start(progress)
         text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
         names = (info.name, *config.served_model_names)
@@ -77,15 +74,3 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
     if not keys:
         raise ConfigError("--api-key-file", path, "holds no key")
     return keys
-
-
-@contextmanager
-def loading_bar() -> Iterator[Callable[[int, int], None]]:
-    """Shows on a terminal how far the weights have been read."""
-    with tqdm(desc="loading weights", unit="tensor", leave=False, disable=None, file=sys.stderr) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield progress
