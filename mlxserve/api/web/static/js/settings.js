@@ -16,6 +16,8 @@ const SAMPLING = [
 
 export class Settings {
   // current() gives the conversation; changed() is told after its settings have been; keyChanged() after the key has.
+  // A setting holds from the keystroke that made it: the dialog's close event comes a task after the dialog has gone,
+  // and a message can be sent in between.
   constructor({ current, changed, keyChanged }) {
     this.current = current;
     this.changed = changed;
@@ -26,11 +28,13 @@ export class Settings {
     this.dialog.addEventListener("click", (event) => {
       if (event.target === this.dialog) this.dialog.close(); // the backdrop
     });
-    this.dialog.addEventListener("close", () => this.apply());
+    this.dialog.addEventListener("input", () => this.apply());
+    this.dialog.addEventListener("close", () => this.closed());
   }
 
   open() {
     this.dialog.replaceChildren(this.form(this.current()));
+    this.keyAtOpening = apiKey();
     this.dialog.showModal();
   }
 
@@ -75,11 +79,12 @@ export class Settings {
       const input = form.elements[name];
       if (input.value !== "" && input.validity.valid) conversation.sampling[name] = input.valueAsNumber;
     }
+    setApiKey(form.elements.key.value.trim());
     this.changed();
-    const key = form.elements.key.value.trim();
-    if (key !== apiKey()) {
-      setApiKey(key);
-      this.keyChanged();
-    }
+  }
+
+  // Those who use the key reconnect once it is whole, not at each keystroke.
+  closed() {
+    if (apiKey() !== this.keyAtOpening) this.keyChanged();
   }
 }
