@@ -137,11 +137,20 @@ def _content(operation: Operation) -> dict[str, Any]:
     schema = {"type": "object"} if operation.answer is None else _ref(operation.answer)
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if operation.chunk is not None:
-        name = operation.chunk.__name__
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Each event's data is a {name}; the last one is [DONE]."}
-        }
+        content["text/event-stream"] = {"schema": _event(operation.chunk)}
     return content
+
+
+def _event(chunk: type[answers.Answer]) -> dict[str, Any]:
+    """One event of a stream; its data is JSON in a string, but for the last one's."""
+    payload = {"anyOf": [_ref(chunk), _ref(answers.ErrorAnswer)]}
+    data = {
+        "type": "string",
+        "description": f"a {chunk.__name__}, or the error that ends the stream; [DONE] at its regular end",
+        "if": {"const": "[DONE]"},
+        "else": {"contentMediaType": "application/json", "contentSchema": payload},
+    }
+    return {"type": "object", "description": "each event", "properties": {"data": data}, "required": ["data"]}
 
 
 def _error() -> dict[str, Any]:

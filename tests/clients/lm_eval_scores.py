@@ -32,6 +32,8 @@ class Reference:
     """transformers on the embedded weights, float32."""
 
     def __init__(self) -> None:
+        # Prompts are short; two threads that wait for each other on a busy machine took forty times as long.
+        torch.set_num_threads(1)
         path = embedded_model_path()
         self.tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         self.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
