@@ -16,7 +16,7 @@ from mlxserve.backends import get_backend
 from mlxserve.backends.base import Backend, LoadedModel
 from mlxserve.config import EngineConfig, ModelConfig, model_from_environment
 from mlxserve.engine.core import Engine
-from mlxserve.errors import GenerationFailed
+from mlxserve.errors import ContextLengthExceeded, GenerationFailed
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
 from mlxserve.formats.quantize import quantized
 from mlxserve.loader import checkpoint_dtype, load_model
@@ -158,15 +158,24 @@ class LLM:
 
     def chat_prompt(self, messages: Conversation, **options: Any) -> list[int]:
         """The token ids of a conversation in the model's chat template; ``options`` as TextProcessor.chat_prompt."""
-        return self.text.chat_prompt(list(messages), **options)
+        return self.text.chat_prompt(list(messages), fits=self._fits, **options)
 
     def submit(self, prompt: Prompt, params: SamplingParams) -> str:
         """Queues one prompt and returns its request id; ``core.step()`` computes. Raises BadRequest."""
-        ids = self.text.completion_prompt(prompt) if isinstance(prompt, str) else prompt
+        ids = self.text.completion_prompt(prompt, self._fits) if isinstance(prompt, str) else prompt
         params.check(self.info.vocab_size)
         request = Request(request_id=next(self._ids), prompt=tuple(ids), params=params)
         self.core.add(request)
         return request.request_id
+
+    def _fits(self, least: int) -> None:
+        """Refuses a prompt that has at least so many tokens, before it is encoded; ``core.add`` counts them."""
+        longest = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
+        if least > longest:
+            raise ContextLengthExceeded(
+                f"The prompt has at least {least} tokens, but at most {longest} fit the model and the KV pool",
+                param="prompt",
+            )
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **sampling: Any

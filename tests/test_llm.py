@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.errors import BadRequest, CheckpointError, ConfigError
+from mlxserve.errors import BadRequest, CheckpointError, ConfigError, ContextLengthExceeded
 from tests.tiny import make_llama
 
 
@@ -61,6 +61,12 @@ def test_a_bad_prompt_leaves_nothing_running(llm: LLM, prompt: list[int], params
     [after] = llm.generate([[5, 6]], max_tokens=3, temperature=0, ignore_eos=True)
     assert len(after.token_ids) == 3
     assert llm.core.stats().requests_active == 0
+
+
+def test_a_text_whose_size_alone_is_too_much_is_not_tokenised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(llm.text.tokenizer), "encode", lambda *args, **kwargs: pytest.fail("it was tokenised"))
+    with pytest.raises(ContextLengthExceeded, match=r"at least \d+ tokens, but at most \d+ fit"):
+        llm.generate(["x" * 1_000_000], max_tokens=1)
 
 
 def test_a_stream_that_is_closed_early_leaves_nothing_running(llm: LLM) -> None:

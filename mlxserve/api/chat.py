@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -31,7 +32,8 @@ def plan_chat(service: Service, raw: bytes, arrival_s: float) -> Plan:
     params = sampling_params(body, info, caps, max_tokens=max_tokens, logprobs=_logprobs(body))
     stop = stop_strings(body, caps)
     usage = usage_frames(body)
-    prompt = service.text.chat_prompt(**template_arguments(body))
+    fits = partial(check_length, params=params, info=info, param="messages", or_more=True)
+    prompt = service.text.chat_prompt(**template_arguments(body), fits=fits)
     check_length(len(prompt), params, info, "messages")
     name = answer_id(body, "chatcmpl")
     request = Request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import UNSET
 
@@ -38,7 +39,7 @@ def plan_completion(service: Service, raw: bytes, arrival_s: float) -> Plan:
     name = answer_id(body, "cmpl")
     jobs = []
     for number, prompt in enumerate(prompts):
-        ids = _token_ids(prompt, body.suffix, service)
+        ids = _token_ids(prompt, body.suffix, service, params)
         check_length(len(ids), params, info, "prompt")
         request = Request(
             request_id=name if len(prompts) == 1 else f"{name}/{number}",
@@ -86,13 +87,15 @@ def _prompts(body: CompletionRequest) -> list[Prompt]:
     return prompts
 
 
-def _token_ids(prompt: Prompt, suffix: str | None, service: Service) -> list[int]:
+def _token_ids(prompt: Prompt, suffix: str | None, service: Service, params: SamplingParams) -> list[int]:
+    fits = partial(check_length, params=params, info=service.info, param="prompt", or_more=True)
     if isinstance(prompt, list):
         _check_ids(prompt, service.info)
         ids = prompt
     else:
-        ids = service.text.completion_prompt(prompt)
+        ids = service.text.completion_prompt(prompt, fits)
     if suffix:
+        fits(len(ids) + service.text.tokenizer.least_tokens(suffix))
         return _fill_in_the_middle(ids, suffix, service)
     if not ids:
         raise BadRequest("prompt is empty", param="prompt")

@@ -88,10 +88,13 @@ def stop_strings(body: Sampling, caps: Caps) -> tuple[str, ...]:
     return stop
 
 
-def check_length(prompt_tokens: int, params: SamplingParams, info: ModelInfo, param: str) -> None:
+def check_length(
+    prompt_tokens: int, params: SamplingParams, info: ModelInfo, param: str, *, or_more: bool = False
+) -> None:
     """Raises ContextLengthExceeded unless the prompt and the tokens asked for fit the model and the KV pool.
 
-    A prompt leaves room for one token even where no number was asked for. ``param``: the prompt's field.
+    A prompt leaves room for one token even where no number was asked for. ``param``: the prompt's field. ``or_more``:
+    the prompt may have more tokens than that.
     """
     pool = info.num_blocks * info.block_size
     limit, name = min((info.max_model_len, "the model's context length"), (pool, "the KV pool"))
@@ -102,6 +105,5 @@ def check_length(prompt_tokens: int, params: SamplingParams, info: ModelInfo, pa
         asked, param = f" and min_tokens is {params.min_tokens}", "min_tokens"
     least = params.min_tokens or 1
     if prompt_tokens + (least if params.max_tokens is None else params.max_tokens) > limit:
-        raise ContextLengthExceeded(
-            f"The prompt has {prompt_tokens} tokens{asked}, but {name} is {limit} tokens", param=param
-        )
+        has = f"at least {prompt_tokens}" if or_more else str(prompt_tokens)
+        raise ContextLengthExceeded(f"The prompt has {has} tokens{asked}, but {name} is {limit} tokens", param=param)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxserve.errors import BadRequest
@@ -16,6 +16,11 @@ from mlxserve.text.tokenizer import Tokenizer
 
 # Put after the last message to find where it ends in the rendered prompt. The space shows whether it was trimmed.
 _END_MARK = "\N{WORD JOINER}[the message to be continued ends here]\N{WORD JOINER} "
+
+_WEIGHED = 1 << 16  # characters: shorter texts are encoded sooner than weighed
+
+# Is told, before a long prompt is encoded, how many tokens it has at least, and raises if those are too many.
+Fits = Callable[[int], None]
 
 
 class TextProcessor:
@@ -36,16 +41,20 @@ class TextProcessor:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        fits: Fits | None = None,
     ) -> list[int]:
         """The prompt of a conversation in OpenAI's form. Control tokens come from the template alone.
 
-        ``add_generation_prompt`` None: unless ``continue_final_message``. Raises BadRequest.
+        ``add_generation_prompt`` None: unless ``continue_final_message``. Raises BadRequest, and what ``fits`` does.
         """
         places = Placeholders()
         rendered = self._render(messages, tools, add_generation_prompt, continue_final_message, kwargs, places)
         if not places:
+            self._weigh(rendered, fits)
             return self.tokenizer.encode(rendered, add_special_tokens=False)
-        return self._segment_encoder.encode(places.segments(rendered))
+        segments = places.segments(rendered)
+        self._weigh("".join(segment.text for segment in segments), fits)
+        return self._segment_encoder.encode(segments)
 
     def render_chat(
         self,
@@ -59,8 +68,9 @@ class TextProcessor:
         """The text of the same prompt, in which control tokens and their imitations look alike."""
         return self._render(messages, tools, add_generation_prompt, continue_final_message, kwargs, None)
 
-    def completion_prompt(self, text: str) -> list[int]:
-        """Control tokens are recognised. BOS is not added to a text that begins with it."""
+    def completion_prompt(self, text: str, fits: Fits | None = None) -> list[int]:
+        """Control tokens are recognised. BOS is not added to a text that begins with it. Raises what ``fits`` does."""
+        self._weigh(text, fits)
         bos = self.tokenizer.bos_token
         has_bos = bos is not None and text.startswith(bos)
         return self.tokenizer.encode(text, add_special_tokens=not has_bos)
@@ -69,6 +79,10 @@ class TextProcessor:
         """The text of one choice. ``starts_text``: a chat answer of its own, which loses the space that SentencePiece
         puts before a text; what continues a prompt keeps it."""
         return OutputStream(self.tokenizer.decoder(starts_text=starts_text), stop, min_tokens)
+
+    def _weigh(self, text: str, fits: Fits | None) -> None:
+        if fits is not None and len(text) > _WEIGHED:
+            fits(self.tokenizer.least_tokens(text))
 
     @functools.cached_property
     def _segment_encoder(self) -> SegmentEncoder:

@@ -5,11 +5,13 @@ A thin layer over the ``tokenizers`` package, whatever files it was built from. 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
+from mlxserve.text.bound import TokenBound, token_bound
 from mlxserve.text.decoding import ByteDecoder, TextDecoder, TokenBytes, WholeDecoder, byte_rule
 
 # How models that fill in the middle spell the tokens before the prefix, the suffix and the middle.
@@ -52,6 +54,10 @@ class Tokenizer:
         """Control tokens in the text are recognised; BOS is added if the tokenizer says so, unless told not to."""
         return encode(self.backend, text, add_special_tokens=add_special_tokens)
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that the text has at least; told from its size, 0 where that tells nothing."""
+        return 0 if self._bound is None else self._bound.least(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of its own that the ids are. Special tokens are skipped."""
         decoder = self.decoder(starts_text=True)
@@ -77,6 +83,10 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model and is never shown as text."""
         return token_id in self._special
+
+    @functools.cached_property
+    def _bound(self) -> TokenBound | None:
+        return token_bound(self.backend, self.added_tokens.values())
 
     def _bytes_of(self, token_id: int) -> bytes:
         token: str | None = self.backend.id_to_token(token_id)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from mlxserve.text.tokenizer import Tokenizer
 from mlxserve.types import SamplingParams
 from tests.api.fakes import EOS, FakeEngine, Script
 from tests.api.harness import CHAT, COMPLETIONS, HI, Api
@@ -60,6 +62,18 @@ def test_prm_03_a_huge_limit_names_both_numbers() -> None:
     assert answer.error["code"] == "context_length_exceeded"
     assert "1000000000000" in message
     assert "512" in message
+
+
+def test_prm_03_a_prompt_whose_size_alone_is_too_much_is_not_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(body_limit=16 << 20)
+    huge = "some words " * 700_000
+    monkeypatch.setattr(Tokenizer, "encode", lambda *args, **kwargs: pytest.fail("it was tokenised"))
+    chat = api.chat(messages=[{"role": "user", "content": huge}])
+    spoken = api.chat(messages=[{"role": "user", "content": huge + "<|im_end|>"}])  # goes by segments
+    for answer, param in ((chat, "messages"), (spoken, "messages"), (api.complete(prompt=["hi" * 40_000]), "prompt")):
+        message = api.refused(answer, param)
+        assert answer.error["code"] == "context_length_exceeded"
+        assert re.search(r"has at least \d+ tokens.* is 512 tokens", message), message
 
 
 def test_prm_03_completions_of_zero_tokens_say_nothing() -> None:
