@@ -55,8 +55,17 @@ class ProcessEngine:
     ``snapshot`` may be used in any event loop, the rest from any thread.
     """
 
-    def __init__(self, command: Sequence[str], model: ModelConfig, engine: EngineConfig) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        model: ModelConfig,
+        engine: EngineConfig,
+        *,
+        backoff_s: Sequence[float] = _BACKOFF_S,
+    ) -> None:
+        """``backoff_s``: the pause before each new start in a row; the last one is kept."""
         self._command = tuple(command)
+        self._backoff_s = tuple(backoff_s)
         self._configure = Configure(model, engine)
         self._lock = threading.Lock()  # guards all that follows
         self._readers = Readers()
@@ -222,7 +231,7 @@ class ProcessEngine:
             self._lost("The engine has been shut down" if self._closing.is_set() else reason)
             starts = 0 if time.monotonic() - since > _SETTLED_S else starts
             while True:
-                if self._closing.wait(_BACKOFF_S[min(starts, len(_BACKOFF_S) - 1)]):
+                if self._closing.wait(self._backoff_s[min(starts, len(self._backoff_s) - 1)]):
                     return
                 starts += 1
                 try:

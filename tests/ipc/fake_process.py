@@ -1,5 +1,5 @@
 """An engine's process over a FakeRunner. A model named "broken" cannot be loaded; a prompt that begins with 666 kills
-the process when it is computed."""
+the process when it is computed. An argument before the socket's number names a file that gets the process's id."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from mlxserve.config import EngineConfig, ModelConfig
 from mlxserve.engine.interfaces import EngineCore, ForwardBatch, Pending
@@ -53,4 +54,7 @@ def build(
 
 
 if __name__ == "__main__":
-    run_child(socket.socket(fileno=int(sys.argv[1])), build)
+    for name in sys.argv[1:-1]:
+        with Path(name).open("a") as pids:
+            pids.write(f"{os.getpid()}\n")
+    run_child(socket.socket(fileno=int(sys.argv[-1])), build)

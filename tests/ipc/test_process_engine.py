@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import sys
 import time
@@ -150,40 +149,6 @@ def test_while_it_is_down_requests_are_refused_at_once() -> None:
         with pytest.raises(EngineUnavailable):
             await engine.snapshot()
         await eventually(lambda: engine.healthy() is None)
-
-    with running() as engine:
-        play(scenario)
-
-
-def test_killed_at_random_moments_nothing_hangs_and_nothing_is_wrong() -> None:
-    """Every request is either answered as the reference says or told that the engine is gone."""
-
-    async def client(number: int, rng: random.Random) -> str:
-        told = 0
-        while True:
-            r = request(f"{number}-{told}", prompt=rng.randint(1, 60), max_tokens=rng.randint(1, 40))
-            try:
-                assert await read(engine, r) == expected(r)
-            except EngineUnavailable:
-                told += 1
-                await asyncio.sleep(0.02)
-                continue
-            return "told" if told else "answered"
-
-    async def killer(rng: random.Random) -> None:
-        for _ in range(5):
-            await asyncio.sleep(rng.uniform(0.0, 0.4))
-            if (pid := engine.pid) is not None and engine.healthy() is None:
-                os.kill(pid, signal.SIGKILL)
-
-    async def scenario() -> None:
-        rng = random.Random(7)
-        killing = asyncio.create_task(killer(rng))
-        fates = []
-        while not killing.done():
-            fates += await asyncio.gather(*(client(len(fates) * 100 + i, rng) for i in range(8)))
-        await killing
-        assert "told" in fates
 
     with running() as engine:
         play(scenario)
