@@ -68,6 +68,7 @@ class FakeServer:
     def __init__(self, load_s: float = 0, delay_s: float = 0.02, api_key: str | None = None) -> None:
         self.engine = FakeEngine()
         self.live = web.Live(self.engine, self.engine.info)
+        self.load_s = load_s
         self.ready_at = time.monotonic() + load_s
         self.delay_s = delay_s
         self.api_key = api_key
@@ -91,8 +92,9 @@ class FakeServer:
         return Starlette(routes=routes, lifespan=lifespan)
 
     async def health(self, request: Request) -> Response:
-        if time.monotonic() < self.ready_at:
-            return JSONResponse({"status": "loading"}, 503)
+        if (left_s := self.ready_at - time.monotonic()) > 0:
+            progress = max(0.0, 1 - left_s / self.load_s)
+            return JSONResponse({"status": "loading", "progress": progress, "what": "weights"}, 503)
         info = self.engine.info
         return JSONResponse({"status": "ok", "model": info.name, "quant": info.quantization})
 

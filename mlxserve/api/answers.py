@@ -192,3 +192,12 @@ class Health(Answer, kw_only=True):
     kv_blocks_total: int
     max_batch: int
     last_step_age_s: float
+
+
+class LoadingHealth(Answer, kw_only=True):
+    """While the model loads; ``progress`` is the share of ``what`` that is there, 0 to 1."""
+
+    status: Literal["loading"] = "loading"
+    reason: str = "The model is being loaded"
+    progress: float
+    what: Literal["files", "weights"]

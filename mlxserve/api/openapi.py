@@ -90,8 +90,10 @@ OPERATIONS: tuple[Operation, ...] = (
 
 def openapi(version: str, names: Sequence[str], *, keys: bool) -> dict[str, Any]:
     """The description. ``names``: of the served models; ``keys``: whether the server asks for an API key."""
-    kinds = [kind for op in OPERATIONS for kind in (op.request, op.answer, op.chunk) if kind is not None]
-    _, components = msgspec.json.schema_components([*kinds, schemas.Message, answers.ErrorAnswer], ref_template=_REF)
+    kinds: list[type] = [kind for op in OPERATIONS for kind in (op.request, op.answer, op.chunk) if kind is not None]
+    _, components = msgspec.json.schema_components(
+        [*kinds, schemas.Message, answers.ErrorAnswer, answers.LoadingHealth], ref_template=_REF
+    )
     for kind in {op.request for op in OPERATIONS if op.request is not None}:
         components[kind.__name__]["properties"]["model"] = {"enum": [*names, None], "default": None}
     paths: dict[str, dict[str, Any]] = {}
@@ -119,7 +121,9 @@ def _operation(operation: Operation, keys: bool) -> dict[str, Any]:
         },
     }
     if operation.path == "/health":
-        described["responses"]["503"] = {"description": "The engine is down", "content": _content(operation)}
+        down: dict[str, Any] = {"anyOf": [_ref(answers.Health), _ref(answers.LoadingHealth)]}
+        content = {"application/json": {"schema": down}}
+        described["responses"]["503"] = {"description": "The engine is down, or its model loads", "content": content}
     if operation.request is not None:
         content = {"application/json": {"schema": _ref(operation.request)}}
         described["requestBody"] = {"required": True, "content": content}

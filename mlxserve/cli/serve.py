@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlxserve.api import server, web
 from mlxserve.api.app import create_app
+from mlxserve.api.loading import LoadingAnswers
 from mlxserve.api.settings import ApiSettings
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
 from mlxserve.cli.progress import tensor_bar
@@ -16,6 +17,7 @@ from mlxserve.errors import ConfigError
 from mlxserve.ipc.engine import ProcessEngine
 from mlxserve.llm import open_model
 from mlxserve.text.load import load_text
+from mlxserve.types import ModelInfo
 
 # -P: not the working directory, where a model's files may lie, but the installed packages are imported.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlxserve.cli.engine_process")
@@ -41,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     engine_settings = engine_config(args)
     listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
     model = model_config(args)
-    checkpoint = open_model(model)
     engine = ProcessEngine(ENGINE_COMMAND, model, engine_settings)
     try:
-        with tensor_bar("loading weights") as progress:
-            info, plan = engine.start(progress)
-        text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
+        with LoadingAnswers(listening) as loading:
+            checkpoint = open_model(model)
+            info, plan = _start(engine, loading)
+            text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
         names = (info.name, *config.served_model_names)
         settings = ApiSettings(served_names=names, strict=args.strict, api_keys=keys)
         live = web.Live(engine, info)
@@ -61,6 +63,17 @@ def run(args: argparse.Namespace) -> int:
     finally:
         engine.shutdown()
     return 0
+
+
+def _start(engine: ProcessEngine, loading: LoadingAnswers) -> tuple[ModelInfo, list[str]]:
+    """Shows the progress on the terminal and in /health."""
+    with tensor_bar("loading weights") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar(done, total)
+            loading.progress(done, total)
+
+        return engine.start(progress)
 
 
 def _read_keys(path: Path | None) -> tuple[str, ...]:

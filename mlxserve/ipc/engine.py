@@ -235,12 +235,17 @@ class ProcessEngine:
                     return
                 starts += 1
                 try:
-                    self._launch()
+                    self._launch(partial(self._loading_again, reason))
                 except MlxserveError as error:
                     self._lost(error.message)
                     continue
                 _log.warning("The engine is back")
                 break
+
+    def _loading_again(self, reason: str, done: int, total: int) -> None:
+        with self._lock:
+            if not self._closing.is_set():
+                self._down = f"{reason}, {done / total:.0%} of its weights are loaded"
 
     def _listen(self) -> None:
         try:

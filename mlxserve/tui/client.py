@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import msgspec
 
 from mlxserve.errors import ConfigError, MlxserveError
 
@@ -20,8 +21,22 @@ _HEALTH_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 10.0
 
 
+class _Health(msgspec.Struct):
+    """What a server says of itself while it cannot serve."""
+
+    progress: float | None = None
+
+
 class ChatFailed(MlxserveError):
     """The server refused a request, failed in the middle of an answer, or went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """Why a server cannot serve yet. ``progress``: the share of the model that is loaded, where it says so."""
+
+    reason: str
+    progress: float | None = None
 
 
 @dataclass(slots=True)
@@ -100,16 +115,17 @@ class ChatClient:
     ) -> None:
         await self._http.aclose()
 
-    async def ready(self) -> str | None:
-        """None when the server says it can serve, else why not."""
+    async def ready(self) -> NotReady | None:
+        """None when the server says it can serve."""
         try:
             response = await self._http.get("/health", timeout=_HEALTH_TIMEOUT_S)
         except httpx.TimeoutException:
-            return "it does not answer yet"  # while weights load, connections wait in the listening socket
+            return NotReady("it does not answer yet")
         except httpx.HTTPError as error:
-            return f"no server answers ({type(error).__name__})"
-        # Other servers of the same interface may have no /health.
-        return None if response.status_code in (200, 404) else f"it answers {response.status_code}"
+            return NotReady(f"no server answers ({type(error).__name__})")
+        if response.status_code in (200, 404):  # other servers of the same interface may have no /health
+            return None
+        return _not_ready(response)
 
     async def model(self) -> str:
         """The first model the server offers. Raises ChatFailed."""
@@ -148,6 +164,15 @@ class ChatClient:
         except ValueError:
             raise ChatFailed(f"{self.base_url} sent something that is no answer.") from None
         raise ChatFailed("The connection closed before the answer was complete.")
+
+
+def _not_ready(response: httpx.Response) -> NotReady:
+    try:
+        health = msgspec.json.decode(response.content, type=_Health)
+    except msgspec.DecodeError:  # another server's answer
+        health = _Health()
+    loaded = "" if health.progress is None else f", {health.progress:.0%} of its model is loaded"
+    return NotReady(f"it answers {response.status_code}{loaded}", health.progress)
 
 
 def _message(response: httpx.Response) -> str:

@@ -15,9 +15,9 @@ from mlxserve.tui.thinking import split_thinking
 async def connect(client: ChatClient, server: SpawnedServer | None) -> str:
     """Waits for a spawned server, or asks the running one once; returns the model's name. Raises MlxserveError."""
     if server is not None:
-        await server.wait_ready(client, lambda seconds, line: None)
-    elif (reason := await client.ready()) is not None:
-        raise unreachable(client.base_url, reason)
+        await server.wait_ready(client, lambda seconds, line, loaded: None)
+    elif (not_ready := await client.ready()) is not None:
+        raise unreachable(client.base_url, not_ready.reason)
     return await client.model()
 
 

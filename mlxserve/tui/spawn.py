@@ -21,6 +21,8 @@ from mlxserve.errors import EngineUnavailable
 from mlxserve.tui import keeper
 from mlxserve.tui.client import ChatClient
 
+Progress = Callable[[float, str, float | None], None]  # seconds, the log's last line, the share that is loaded
+
 _POLL_S = 0.2
 _TAIL_BYTES = 4096
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -83,11 +85,10 @@ class SpawnedServer:
         lines = [line.strip() for line in re.split(r"[\r\n]+", _TERMINAL_CODES.sub("", text))]
         return next((line for line in reversed(lines) if line), "")
 
-    async def wait_ready(self, client: ChatClient, progress: Callable[[float, str], None]) -> None:
-        """Returns once the server is ready; ``progress`` gets seconds and the log's last line. Raises EngineUnavailable
-        when the server ends instead."""
-        while (reason := await client.ready()) is not None:
+    async def wait_ready(self, client: ChatClient, progress: Progress) -> None:
+        """Returns once the server is ready. Raises EngineUnavailable when it ends instead."""
+        while (not_ready := await client.ready()) is not None:
             if not self.alive():
-                raise EngineUnavailable(f"The server ended: {self.tail() or reason} (its log: {self.log})")
-            progress(time.monotonic() - self._started, self.tail())
+                raise EngineUnavailable(f"The server ended: {self.tail() or not_ready.reason} (its log: {self.log})")
+            progress(time.monotonic() - self._started, self.tail(), not_ready.progress)
             await asyncio.sleep(_POLL_S)

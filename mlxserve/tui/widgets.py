@@ -149,16 +149,19 @@ class Loading(Vertical):
     def __init__(self, log: str) -> None:
         super().__init__(id="loading")
         self._status = Label("Starting the server")
+        self._bar = ProgressBar(show_eta=False)
         self._line = Static(id="log-line")
         self._log = log
 
     def compose(self) -> ComposeResult:
         yield self._status
-        yield ProgressBar(show_percentage=False, show_eta=False)
+        yield self._bar
         yield self._line
         yield Static(Content(f"Its log: {self._log}"), classes="dim")
 
-    def progress(self, seconds: float, line: str) -> None:
+    def progress(self, seconds: float, line: str, loaded: float | None) -> None:
+        """``loaded``: the share of the model; None: not known, and the bar only moves."""
+        self._bar.update(total=None if loaded is None else 1.0, progress=loaded or 0.0)
         self._status.update(f"Loading the model, {seconds:.0f} s")
         self._line.update(Content(line))
 

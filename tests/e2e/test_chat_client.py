@@ -14,10 +14,18 @@ from mlxserve.tui.conversation import Store
 from mlxserve.tui.spawn import SpawnedServer
 from mlxserve.tui.widgets import Loading
 from tests.tui.test_app import answer, ask, chat, note, until, write
-from tests.tui.test_spawn import gone
+from tests.tui.test_spawn import gone, wait
 
 SERVE_ARGS = ("--model", "smollm2-135m", "--kv-blocks", "128", "--max-num-seqs", "4")
 LOADING_S = 120
+
+
+def test_loading_is_told_in_shares(tmp_path: Path) -> None:
+    with SpawnedServer(SERVE_ARGS, tmp_path / "server.log") as server:
+        seen = asyncio.run(wait(server))
+    shares = [share for _, _, share in seen if share is not None]
+    assert shares == sorted(shares) != []
+    assert all(0 <= share <= 1 for share in shares)
 
 
 def test_a_chat_from_loading_to_leaving(tmp_path: Path) -> None:

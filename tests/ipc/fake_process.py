@@ -1,5 +1,6 @@
-"""An engine's process over a FakeRunner. A model named "broken" cannot be loaded; a prompt that begins with 666 kills
-the process when it is computed. An argument before the socket's number names a file that gets the process's id."""
+"""An engine's process over a FakeRunner. A model named "broken" cannot be loaded, "slow" takes a second; a prompt that
+begins with 666 kills the process when it is computed. An argument before the socket's number names a file that gets the
+process's id."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +38,7 @@ def build(
     if model.model == "crash":
         os._exit(7)
     progress(1, 2)
+    time.sleep(1.0 if model.model == "slow" else 0.0)
     progress(2, 2)
     runner = DeadlyRunner(num_blocks=400, vocab_size=VOCAB, step_s=0.002)
     info = ModelInfo(

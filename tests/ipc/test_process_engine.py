@@ -154,6 +154,17 @@ def test_while_it_is_down_requests_are_refused_at_once() -> None:
         play(scenario)
 
 
+def test_how_far_it_is_again_is_told() -> None:
+    async def scenario() -> None:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await eventually(lambda: "started again, 50% of its weights are loaded" in (engine.healthy() or ""))
+        await eventually(lambda: engine.healthy() is None)
+
+    with running("slow") as engine:
+        play(scenario)
+
+
 def test_shutdown_drains() -> None:
     async def scenario() -> None:
         r = request("r", max_tokens=60, ignore_eos=True)

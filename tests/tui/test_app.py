@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Markdown, Static
+from textual.widgets import Markdown, ProgressBar, Static
 
 from mlxserve.errors import ConfigError, EngineUnavailable, MlxserveError
 from mlxserve.tui.app import ChatApp, Startup
@@ -289,6 +289,7 @@ def test_it_waits_for_the_server_it_started(tmp_path: Path) -> None:
             async with chat(server.base_url, Store(tmp_path), server=server) as (pilot, app):
                 await until(pilot, lambda: "loading weights" in text_of(app.query_one("#log-line", Static)))
                 assert app.query_one(Loading).display
+                await until(pilot, lambda: 0.3 < (app.query_one(ProgressBar).percentage or 0) < 1)
                 assert not app.query_one("#messages").display
                 await until(pilot, lambda: bool(app.query("#welcome")))
                 assert not app.query_one(Loading).display

@@ -60,10 +60,10 @@ def test_a_key_is_sent() -> None:
 def test_readiness() -> None:
     async def ready(url: str) -> str | None:
         async with ChatClient(url) as client:
-            return await client.ready()
+            return None if (not_ready := await client.ready()) is None else not_ready.reason
 
-    with running_fake_server(load_s=60) as url:
-        assert asyncio.run(ready(url)) == "it answers 503"
+    with running_fake_server(load_s=600) as url:
+        assert asyncio.run(ready(url)) == "it answers 503, 0% of its model is loaded"
     assert asyncio.run(ready(url)) == "no server answers (ConnectError)"
     assert asyncio.run(ready("ftp://localhost")) == "no server answers (UnsupportedProtocol)"
     with pytest.raises(ConfigError, match="--base-url is http://host:x, but that is no address"):

@@ -31,10 +31,10 @@ def gone(port: int, within_s: float = 15) -> bool:
     return False
 
 
-async def wait(server: SpawnedServer) -> list[tuple[float, str]]:
-    seen: list[tuple[float, str]] = []
+async def wait(server: SpawnedServer) -> list[tuple[float, str, float | None]]:
+    seen: list[tuple[float, str, float | None]] = []
     async with ChatClient(server.base_url) as client:
-        await server.wait_ready(client, lambda seconds, line: seen.append((seconds, line)))
+        await server.wait_ready(client, lambda *progress: seen.append(progress))
         assert await client.model() == "smollm2-135m"
     return seen
 
@@ -45,6 +45,9 @@ def test_it_is_waited_for_and_ended(tmp_path: Path) -> None:
         assert server.alive()
     assert len(seen) >= 2, "progress is told while it loads"
     assert "loading" in seen[-1][1]
+    shares = [share for _, _, share in seen if share is not None]
+    assert shares == sorted(shares)
+    assert 0 < shares[-1] < 1
     assert gone(server.port)
 
 
