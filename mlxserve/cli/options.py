@@ -110,7 +110,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--deterministic",
         action="store_true",
-        help="equal bits whatever the batch, the chunks and the cache (torch backend; slower)",
+        help="equal bits whatever the batch, the chunks and the cache (torch; slower without the C++ operators)",
     )
     group.add_argument(
         "--schedule-policy",
