@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,19 +11,21 @@ from pathlib import Path
 
 import pytest
 
+import mlxserve
 from mlxserve.formats.checkpoint import embedded_model_path
 from tests.e2e.server import running_server
 
 CHAT = ("generate", "--chat", "-p", "What is the capital of France?", "--backend", "torch")
 
 
-def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mlxserve", *args],
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, **env},
+        cwd=cwd,
     )
 
 
@@ -52,6 +55,22 @@ def test_a_bad_flag_is_one_line_and_status_2(flags: list[str], names: list[str])
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
     for name in names:
         assert name in ended.stderr
+
+
+def test_without_the_repository_there_is_no_simulator_and_one_line_says_so(tmp_path: Path) -> None:
+    """The package as a wheel installs it, with the kernels inside."""
+    package = Path(mlxserve.__file__).parent
+    shutil.copytree(package, tmp_path / "mlxserve", ignore=shutil.ignore_patterns("__pycache__"))
+    kernels = package.parent / "kernels"
+    shutil.copytree(kernels, tmp_path / "mlxserve/backends/mlx/metal", ignore=lambda path, _: ["sim", "cpu"])
+    ended = run(
+        *("generate", "-p", "hi", "--backend", "mlx"), MLXSERVE_KERNELS="sim", PYTHONPATH=str(tmp_path), cwd=tmp_path
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.strip().splitlines()
+    assert "MLXSERVE_KERNELS is sim" in line
+    assert "checkout of the repository" in line
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--max-tokens", "-3"), ("--temperature", "7"), ("--top-p", "nan")])
