@@ -27,6 +27,8 @@ constexpr int kBlock = 32;  // activations that share one scale
 #include "simd_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "simd_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "simd_neon.h"
 #else
-#error "this CPU has neither AVX-512 with VNNI nor AVX2 with FMA and F16C"
+#error "this CPU has neither AVX-512 with VNNI, nor AVX2 with FMA and F16C, nor Arm's dot product"
 #endif

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ FLAGS = (
     "-w",
 )
 COMPILERS = ("c++", "g++", "clang++")
+CPU_FLAG = "-mcpu" if platform.machine() in ("arm64", "aarch64") else "-march"
 TIMEOUT_S = 300.0
 
 
@@ -50,7 +52,7 @@ def build(
     compiler = next((found for name in compilers if (found := shutil.which(name))), None)
     if compiler is None:
         raise BuildError(f"no C++ compiler is installed (looked for {', '.join(compilers)})")
-    command = [compiler, f"-march={cpu}", *FLAGS]
+    command = [compiler, f"{CPU_FLAG}={cpu}", *FLAGS]
     library = cache / f"libmlxserve-{_key(command, sources)}.so"
     if not library.exists():
         _compile(command, sources, library)
