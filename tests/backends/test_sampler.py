@@ -282,3 +282,18 @@ class TestLogprobs:
         result = run(backend, logits_of(0.7, 0.3), [row(temperature=0, logprobs=20)])
         assert result.logprobs[0] is not None
         assert [t for t, _ in result.logprobs[0][0].top] == [0, 1]
+
+
+def test_the_noise_compiled_for_a_gpu_has_the_same_bits() -> None:
+    """On the CPU device, for one and for several rows: other code is made for those."""
+    import mlx.core as mx
+
+    from mlxserve.backends.mlx.sampler import gumbel
+
+    compiled = mx.compile(gumbel, shapeless=True)
+    for rows in (1, 3, 4):
+        words = np.random.default_rng(rows).integers(0, 2**32, (4, rows, 1)).astype(np.uint64)
+        counter = tuple(mx.array(word) for word in words)
+        plain = np.array(gumbel(counter, 2000))
+        assert np.array_equal(np.array(compiled(counter, 2000)), plain)
+        assert np.unique(plain).size > 1900

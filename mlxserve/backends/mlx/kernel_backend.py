@@ -9,6 +9,7 @@ import numpy as np
 
 from mlxserve.backends.base import Forward, KVPool, LoadedModel
 from mlxserve.backends.batch import HostBatch
+from mlxserve.backends.mlx import sampler
 from mlxserve.backends.mlx.backend import MlxBackend, on_gpu
 from mlxserve.backends.mlx.batch import MlxBatch, MlxPool
 from mlxserve.backends.mlx.kernel_ops import KernelOps
@@ -81,13 +82,14 @@ class KernelBackend(MlxBackend):
 
     def warm_up(self, decoder: Forward[MlxBatch, mx.array], pool: KVPool[mx.array, MlxBatch]) -> None:
         """Compiles every variant: each number of rows that products are made for, each length of query that attention
-        is, contexts whole and split."""
+        is, contexts whole and split, and the sampler's noise."""
         assert isinstance(pool, KernelPool)
         for rows in (2**i for i in range(MAX_ROWS.bit_length())):
             self._step(decoder, pool, sequences=rows, queries=1, context=1)
         for queries in (1, MAX_QUERIES):
             self._step(decoder, pool, sequences=1, queries=queries, context=MAX_QUERIES)
-            self._step(decoder, pool, sequences=1, queries=queries, context=1024)
+            logits = self._step(decoder, pool, sequences=1, queries=queries, context=1024)
+        sampler.warm_up(logits.shape[-1])
 
     def _step(
         self,
@@ -97,7 +99,7 @@ class KernelBackend(MlxBackend):
         sequences: int,
         queries: int,
         context: int,
-    ) -> None:
+    ) -> mx.array:
         """All in block 0: what is written there is overwritten before a sequence reads it."""
         tokens = sequences * queries
         positions = np.tile(np.arange(context - queries, context), sequences)
@@ -118,4 +120,6 @@ class KernelBackend(MlxBackend):
             logit_rows=np.arange(tokens),
             deterministic=False,
         )
-        mx.eval(decoder(pool.batch(host, None)))
+        logits = decoder(pool.batch(host, None))
+        mx.eval(logits)
+        return logits

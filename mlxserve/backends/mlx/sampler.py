@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -66,7 +68,8 @@ def _adjust(x: mx.array, plan: SamplePlan) -> mx.array:
 def _perturb(x: mx.array, noise: Noise) -> mx.array:
     """[N, V] adjusted logits -> scaled logits plus noise for the tokens that the filters keep, -inf elsewhere."""
     x = (x - x.max(-1, keepdims=True)) / mx.array(noise.temperature)[:, None]
-    return mx.where(x >= _threshold(x, noise), x + _gumbel(noise, x.shape[1]), -math.inf)
+    counter = tuple(mx.array(a.astype(np.uint64))[:, None] for a in noise.counter)
+    return mx.where(x >= _threshold(x, noise), x + _noise()(counter, x.shape[1]), -math.inf)
 
 
 def _threshold(x: mx.array, noise: Noise) -> mx.array:
@@ -89,11 +92,24 @@ def _threshold(x: mx.array, noise: Noise) -> mx.array:
     return mx.maximum(lowest, mx.maximum(kth, nucleus))
 
 
-def _gumbel(noise: Noise, vocab: int) -> mx.array:
-    """[N, V] -log(-log(u)), u = (x0 + 0.5) / 2^32. Above one half -log(u) is found from 1 - u, which float32 holds
-    more exactly than u: u itself would round to 1."""
+def warm_up(vocab: int) -> None:
+    """Compiles the noise of one row and of several."""
+    for rows in (1, 2):
+        mx.eval(_noise()([mx.zeros((rows, 1), mx.uint64)] * 4, vocab))
+
+
+@functools.cache
+def _noise() -> Callable[[Sequence[mx.array], int], mx.array]:
+    """``gumbel``, its many operators joined into few launches where MLX has a GPU. The CPU device would be faster for
+    it too, but asks the machine's compiler, for seconds (``bench.mlx_compile``)."""
+    return mx.compile(gumbel, shapeless=True) if mx.default_device() == mx.Device(mx.gpu) else gumbel
+
+
+def gumbel(counter: Sequence[mx.array], vocab: int) -> mx.array:
+    """[N, V] -log(-log(u)), u = (x0 + 0.5) / 2^32; ``counter``: position, choice, the key's two words, [N, 1] each.
+    Above one half -log(u) is found from 1 - u, which float32 holds more exactly than u: u itself would round to 1."""
     tokens = mx.arange(vocab, dtype=mx.uint64)[None]
-    position, choice, key0, key1 = (mx.array(a.astype(np.uint64))[:, None] for a in noise.counter)
+    position, choice, key0, key1 = counter
     x0 = philox((tokens, position, choice, mx.zeros_like(tokens)), (key0, key1))[0]
     u, rest = ((n.astype(mx.float32) + 0.5) * 2.0**-32 for n in (x0, WORD - x0))
     return -mx.log(mx.where(x0 < 2**31, -mx.log(u), -mx.log1p(-rest)))
