@@ -141,7 +141,19 @@ def _by_text_name(stored: Mapping[str, _Entry]) -> dict[str, _Entry]:
         if plain in out:
             raise CheckpointError(f"{entry.file}: {out[plain].stored_name!r} and {name!r} both stand for {plain!r}")
         out[plain] = entry
+    _check_one_layout(out)
     return out
+
+
+def _check_one_layout(entries: Mapping[str, _Entry]) -> None:
+    """A wrapper's prefix on some of the text model's tensors means that they belong to another model than the rest."""
+    wrapped = [entry for name, entry in entries.items() if entry.stored_name != name]
+    plain = [name for name, entry in entries.items() if entry.stored_name == name and name.startswith("model.")]
+    if wrapped and plain:
+        raise CheckpointError(
+            f"{wrapped[0].file}: {wrapped[0].stored_name!r} is named as a multimodal model's text part, "
+            f"but {plain[0]!r} is not"
+        )
 
 
 def _stored(directory: Path) -> dict[str, _Entry]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import struct
 import time
 from pathlib import Path
@@ -250,11 +251,12 @@ def test_a_name_with_and_without_prefix_is_refused(tmp_path: Path) -> None:
         SafetensorsSource(tmp_path, {})
 
 
-def test_a_stray_prefixed_head_is_listed(tmp_path: Path) -> None:
-    """LOAD-05: the loader then knows it as a head beside a tied embedding."""
-    stray = {"language_model.lm_head.weight": np.ones((8, 64), np.float32)}
-    save_file(TENSORS | stray, tmp_path / SINGLE)
-    assert set(SafetensorsSource(tmp_path, {}).names()) == {*TENSORS, "lm_head.weight"}
+@pytest.mark.parametrize("name", ["language_model.lm_head.weight", "model.language_model.layers.9.mlp.up_proj.weight"])
+def test_a_stray_tensor_with_a_prefix_is_refused(name: str, tmp_path: Path) -> None:
+    """LOAD-05: a head would be taken for the model's own, and silently change every answer."""
+    save_file(TENSORS | {name: np.ones((8, 64), np.float32)}, tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=f"'{re.escape(name)}' is named as a multimodal model's text part, but"):
+        SafetensorsSource(tmp_path, {})
 
 
 def quantised(bits: int, group: int, name: str = "model.layers.0.mlp.up_proj") -> dict[str, np.ndarray]:
@@ -282,11 +284,11 @@ def test_affine_quantisation_of_mlx(bits: int, group: int, tmp_path: Path) -> No
 
 def test_overrides_of_single_layers(tmp_path: Path) -> None:
     """Keys of the config may carry the prefix that the tensors carry."""
-    one, two = "model.layers.0.mlp.up_proj", "language_model.model.layers.0.mlp.down_proj"
+    one, two = (f"language_model.model.layers.0.mlp.{part}_proj" for part in ("up", "down"))
     save_file(quantised(4, 64, one) | quantised(8, 32, two), tmp_path / SINGLE)
     section = {"group_size": 64, "bits": 4, two: {"group_size": 32, "bits": 8}, "model.embed_tokens": False}
     source = SafetensorsSource(tmp_path, {"quantization": section})
-    first, second = source.read(f"{one}.weight"), source.read("model.layers.0.mlp.down_proj.weight")
+    first, second = (source.read(f"model.layers.0.mlp.{part}_proj.weight") for part in ("up", "down"))
     assert isinstance(first, AffineTensor)
     assert isinstance(second, AffineTensor)
     assert (first.bits, first.group_size, second.bits, second.group_size) == (4, 64, 8, 32)
