@@ -37,7 +37,7 @@ test-clients: .venv/.dev
 test-browser: .venv/.dev
 	$(BIN)/python -m pytest tests/browser
 
-# The engine's state machine with 20,000 examples: about half an hour.
+# The engine's state machine with 20,000 examples: a quarter of an hour.
 soak: .venv/.dev
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/engine/test_state_machine.py --timeout 0
 
