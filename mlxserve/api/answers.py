@@ -195,9 +195,9 @@ class Health(Answer, kw_only=True):
 
 
 class LoadingHealth(Answer, kw_only=True):
-    """While the model loads; ``progress`` is the share of ``what`` that is there, 0 to 1."""
+    """While the model loads; ``progress`` is the share of ``what`` that is loaded, 0 to 1."""
 
     status: Literal["loading"] = "loading"
     reason: str = "The model is being loaded"
     progress: float
-    what: Literal["files", "weights"]
+    what: Literal["weights"] = "weights"

@@ -25,7 +25,7 @@ class LoadingAnswers:
     """A context manager: entering it starts to answer with 503, leaving it hands the socket over as it was."""
 
     def __init__(self, listening: socket.socket) -> None:
-        self.health = LoadingHealth(progress=0.0, what="files")
+        self.health = LoadingHealth(progress=0.0)
         self._server = _Server(listening.dup(), self)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="mlxserve-loading", daemon=True
@@ -33,7 +33,7 @@ class LoadingAnswers:
 
     def progress(self, done: int, total: int) -> None:
         """Tensors read so far and in all."""
-        self.health = LoadingHealth(progress=round(done / max(1, total), 3), what="weights")
+        self.health = LoadingHealth(progress=round(done / max(1, total), 3))
 
     def __enter__(self) -> LoadingAnswers:
         self._thread.start()

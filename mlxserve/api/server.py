@@ -25,16 +25,36 @@ _SWITCH_S = 0.001  # a thread that tokenises hands the interpreter back to the e
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ConfigError when the address cannot be had."""
+    """A socket that has the address and does not listen yet; port 0 takes a free one. Raises ConfigError when the
+    address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last server's closed connections may linger
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((host, port))
     except OSError as error:
-        raise ConfigError("--port", port, f"{host}:{port} cannot be listened on: {error.strerror}") from None
+        bound.close()
+        raise _unavailable(host, port, error) from None
+    return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """Raises ConfigError when another program has begun to listen there."""
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        host, port = bound.getsockname()[:2]
+        raise _unavailable(host, port, error) from None
+
+
+def _unavailable(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError("--port", port, f"{host}:{port} cannot be listened on: {error.strerror}")
 
 
 def address(listening: socket.socket) -> str:
-    """The URL of a listening socket."""
+    """The URL of a socket that has one."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

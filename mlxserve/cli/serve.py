@@ -43,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
     engine_settings = engine_config(args)
     listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
     model = model_config(args)
+    checkpoint = open_model(model)
+    server.listen(listening)  # not before: what is wrong with the files is said by a server that nobody has reached
     engine = ProcessEngine(ENGINE_COMMAND, model, engine_settings)
     try:
         with LoadingAnswers(listening) as loading:
-            checkpoint = open_model(model)
             info, plan = _start(engine, loading)
             text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
         names = (info.name, *config.served_model_names)

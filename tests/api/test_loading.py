@@ -13,13 +13,20 @@ import pytest
 
 from mlxserve.api.answers import LoadingHealth
 from mlxserve.api.loading import LoadingAnswers
-from mlxserve.api.server import address, bind
+from mlxserve.api.server import address, bind, listen
+from mlxserve.errors import ConfigError
+
+
+def listener() -> socket.socket:
+    bound = bind("127.0.0.1", 0)
+    listen(bound)
+    return bound
 
 
 @contextmanager
 def loading() -> Iterator[tuple[LoadingAnswers, httpx.Client, socket.socket]]:
     with (
-        bind("127.0.0.1", 0) as listening,
+        listener() as listening,
         httpx.Client(base_url=address(listening), trust_env=False, timeout=10) as client,
         LoadingAnswers(listening) as answers,
     ):
@@ -34,7 +41,7 @@ def test_health_says_how_far_loading_is() -> None:
     assert [answer.status_code for answer in seen] == [503, 503]
     said = [msgspec.json.decode(answer.content, type=LoadingHealth) for answer in seen]
     assert [(health.status, health.what, health.progress) for health in said] == [
-        ("loading", "files", 0.0),
+        ("loading", "weights", 0.0),
         ("loading", "weights", 0.429),
     ]
 
@@ -59,7 +66,7 @@ def test_a_browser_is_told_and_asks_again() -> None:
 
 def test_the_socket_is_left_listening_and_nobody_is_lost() -> None:
     """A client that is silent, one that hangs up, and one that comes between the two servers."""
-    with bind("127.0.0.1", 0) as listening:
+    with listener() as listening:
         place = listening.getsockname()
         with LoadingAnswers(listening):
             silent = socket.create_connection(place)
@@ -71,3 +78,19 @@ def test_the_socket_is_left_listening_and_nobody_is_lost() -> None:
             accepted, peer = listening.accept()
             accepted.close()
             assert peer == late.getsockname()
+
+
+def test_a_bound_address_is_not_yet_reachable() -> None:
+    """LOAD-01, LOAD-02: files that cannot be loaded are found out before anybody can connect."""
+    with bind("127.0.0.1", 0) as bound:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound.getsockname())
+        listen(bound)
+        socket.create_connection(bound.getsockname()).close()
+
+
+def test_two_that_were_bound_and_one_that_listens() -> None:
+    with bind("127.0.0.1", 0) as first, bind(*first.getsockname()) as second:
+        listen(first)
+        with pytest.raises(ConfigError, match="cannot be listened on"):
+            listen(second)

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from mlxserve.api.server import bind
+from mlxserve.api.server import bind, listen
 from mlxserve.errors import ConfigError
+from tests.api.harness import CHAT
 
 
 class Process:
@@ -163,13 +164,14 @@ def test_con_01_a_body_of_20_mb_stalls_nobody(shared: Process) -> None:
     poller = threading.Thread(target=poll)
     poller.start()
     try:
-        for size, status in ((20_000_000, 413), (2_000_000, 400)):
+        for path, size, status in ((CHAT, 20_000_000, 413), (CHAT, 2_000_000, 400), ("/tokenize", 2_000_000, 200)):
             connection = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=30)
             body = json.dumps({"messages": [{"role": "user", "content": "word " * (size // 5)}]})
-            connection.request("POST", "/v1/chat/completions", body)
+            connection.request("POST", path, body)
             answer = connection.getresponse()
             assert answer.status == status
-            assert set(json.load(answer)["error"]) == {"message", "type", "param", "code"}
+            told = json.load(answer)
+            assert told["count"] > size if status == 200 else set(told["error"]) == {"message", "type", "param", "code"}
             connection.close()
     finally:
         stop.set()
@@ -210,5 +212,7 @@ def test_a_second_signal_ends_what_still_runs(own: Process) -> None:
 
 
 def test_an_address_in_use_is_one_clear_error() -> None:
-    with bind("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="cannot be listened on"):
-        bind("127.0.0.1", taken.getsockname()[1])
+    with bind("127.0.0.1", 0) as taken:
+        listen(taken)
+        with pytest.raises(ConfigError, match="cannot be listened on"):
+            bind("127.0.0.1", taken.getsockname()[1])
