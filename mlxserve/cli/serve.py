@@ -44,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
     listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
     model = model_config(args)
     checkpoint = open_model(model)
+    text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
     server.listen(listening)  # not before: what is wrong with the files is said by a server that nobody has reached
     engine = ProcessEngine(ENGINE_COMMAND, model, engine_settings)
     try:
         with LoadingAnswers(listening) as loading:
             info, plan = _start(engine, loading)
-            text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
         names = (info.name, *config.served_model_names)
         settings = ApiSettings(served_names=names, strict=args.strict, api_keys=keys)
         live = web.Live(engine, info)
