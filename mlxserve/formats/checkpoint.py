@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import CheckpointError
-from mlxserve.formats import gguf_models, gguf_tokenizer
+from mlxserve.formats import gguf_config, gguf_models, gguf_tokenizer
 from mlxserve.formats.gguf import GGUFFile, read_gguf
 from mlxserve.formats.gguf_tokenizer import GGUFTokenizer
 from mlxserve.formats.jsonfile import read_json, read_json_if_present
@@ -97,7 +97,7 @@ def embedded_model_path() -> Path:
 
 def _from_gguf(path: Path, name: str) -> Checkpoint:
     file = read_gguf(path)
-    config = gguf_models.config(file)
+    config = gguf_config.config(file)
     tokenizer = gguf_tokenizer.tokenizer(file)
     return Checkpoint(
         name=name,

@@ -117,7 +117,7 @@ def _q5_k(raw: Raw, shape: Shape) -> AffineTensor:
     return _affine(pack(q, 5), *_six_bit_scales(blocks), 5, shape)
 
 
-_TYPES: dict[GGMLQuantizationType, _Type] = {
+TYPES: dict[GGMLQuantizationType, _Type] = {
     GGMLQuantizationType.F32: _dense("float32", "<f4"),
     GGMLQuantizationType.F16: _dense("float16", "<f2"),
     GGMLQuantizationType.BF16: _dense("bfloat16", "<u2"),
@@ -137,15 +137,15 @@ EXPANDED = (GGMLQuantizationType.Q2_K, GGMLQuantizationType.Q3_K, GGMLQuantizati
 
 def check_type(info: TensorInfo) -> None:
     """Raises CheckpointError naming the tensor and its type if it cannot be decoded."""
-    if info.type not in _TYPES:
-        known = ", ".join(kind.name for kind in _TYPES)
+    if info.type not in TYPES:
+        known = ", ".join(kind.name for kind in TYPES)
         raise CheckpointError(f"the tensor {info.name!r} has the GGML type {info.type.name}; supported are {known}")
 
 
 def outline(info: TensorInfo) -> HostTensor:
     """What ``decode`` gives, without data; scales of the types with 32 weights a block are taken to fit float16, as
     they do in all but odd files."""
-    kind = _TYPES[info.type]
+    kind = TYPES[info.type]
     if kind.bits is None:
         return dense_outline(info.shape, kind.dtype)
     return affine_outline(info.shape, kind.bits, BLOCK, kind.dtype, kind.dtype)
@@ -153,7 +153,7 @@ def outline(info: TensorInfo) -> HostTensor:
 
 def decode(raw: Raw, info: TensorInfo) -> HostTensor:
     """The tensor at ``raw``; floats stay views. Raises CheckpointError on a scale that is not finite."""
-    tensor = _TYPES[info.type].decode(raw, info.shape)
+    tensor = TYPES[info.type].decode(raw, info.shape)
     match tensor:
         case AffineTensor(scales=scales, biases=biases):
             finite = np.isfinite(scales.data).all() and np.isfinite(biases.data).all()

@@ -49,8 +49,8 @@ def _of_type(gguf: GGUFTokenizer, wanted: int) -> list[str]:
 
 
 def _byte_level(gguf: GGUFTokenizer) -> Backend:
-    if gguf.pre not in _PRE_TOKENIZERS:
-        supported = ", ".join(map(str, _PRE_TOKENIZERS))
+    if gguf.pre not in PRE_TOKENIZERS:
+        supported = ", ".join(map(str, PRE_TOKENIZERS))
         raise CheckpointError(f"tokenizer.ggml.pre is {gguf.pre!r}, which is not supported; supported are {supported}")
     if gguf.merges is None:
         raise CheckpointError("the GGUF metadata has no tokenizer.ggml.merges, which a 'gpt2' vocabulary needs")
@@ -63,7 +63,7 @@ def _byte_level(gguf: GGUFTokenizer) -> Backend:
         merges.append((left, right))
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=gguf.pre in _WHOLE_WORDS_FIRST))
     backend.normalizer = normalizers.NFC() if gguf.pre == "qwen2" else None
-    backend.pre_tokenizer = _PRE_TOKENIZERS[gguf.pre]()
+    backend.pre_tokenizer = PRE_TOKENIZERS[gguf.pre]()
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -84,7 +84,7 @@ def _single_digits() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-_PRE_TOKENIZERS: Mapping[str | None, Callable[[], pre_tokenizers.PreTokenizer]] = {
+PRE_TOKENIZERS: Mapping[str | None, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "gpt2": _gpt2,
     "llama-bpe": _split_by(_LLAMA3),

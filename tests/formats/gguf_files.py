@@ -89,6 +89,34 @@ def write_llama(
     return Written(path, raw, kinds)
 
 
+# Where a block's float16 numbers lie, and their ratio; the package writes no K-quants, so their blocks are drawn.
+HALVES: dict[Kind, dict[int, float]] = {
+    Kind.Q4_K: {0: 1.0, 2: 7.5},
+    Kind.Q5_K: {0: 1.0, 2: 15.5},
+    Kind.Q2_K: {80: 1.0, 82: 1.5},
+    Kind.Q3_K: {108: 1.0},
+    Kind.Q6_K: {208: 1.0},
+}
+
+
+def draw_blocks(kind: Kind, shape: tuple[int, ...], sigma: float, seed: int = 0) -> np.ndarray:
+    """[..., bytes of a row]: weights of any type with about this deviation."""
+    rng = np.random.default_rng(seed)
+    if kind not in HALVES:
+        return gguf.quantize(rng.normal(scale=sigma, size=shape).astype(np.float32), kind)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (np.prod(shape) // block, block_bytes), np.uint8)
+
+    def scale(factor: float) -> None:
+        for at, ratio in HALVES[kind].items():
+            values = factor * ratio * np.linspace(0.8, 1.2, len(raw))[:, None]
+            raw[:, at : at + 2] = values.astype(np.float16).view(np.uint8)
+
+    scale(2.0**-6)
+    scale(2.0**-6 * sigma / float(gguf.dequantize(raw, kind).std()))
+    return raw.reshape(*shape[:-1], -1)
+
+
 def string(text: str, length: int | None = None) -> bytes:
     """A GGUF string, which may lie about its length."""
     data = text.encode()

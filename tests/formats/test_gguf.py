@@ -5,17 +5,20 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.checkpoint import embedded_model_path, open_checkpoint
 from mlxserve.formats.gguf import read_gguf
+from mlxserve.formats.gguf_blocks import TYPES, decode
 from tests.formats.crafted import CRAFTED
 from tests.formats.gguf_files import Kind, array, header, key, string, tensor_entry, write_llama
 
@@ -156,6 +159,7 @@ def test_the_file_that_is_fuzzed_opens(pristine: bytes, tmp_path: Path) -> None:
     open_and_read(path)
 
 
+HIDDEN_WIDE = 256
 _HEADER_BYTES = 2500  # of the tiny file; what follows is weights
 
 
@@ -203,6 +207,57 @@ def test_other_contents_under_the_name(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_block_type_names_tensor_and_type(tmp_path: Path) -> None:
-    path = write_llama(tmp_path / "q5.gguf", Kind.Q5_0).path
-    with pytest.raises(CheckpointError, match=r"'token_embd.weight' has the GGML type Q5_0; supported are F32, F16"):
+    """IQ4_NL's blocks have as many bytes as Q4_0's, so that only the type's number is changed."""
+    path = write_llama(tmp_path / "iq.gguf", Kind.Q4_0).path
+    data = bytearray(path.read_bytes())
+    at = data.index(string("token_embd.weight")) + len(string("token_embd.weight")) + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, at) == (Kind.Q4_0,)
+    struct.pack_into("<I", data, at, Kind.IQ4_NL)
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"'token_embd.weight' has the GGML type IQ4_NL; supported are F32, F16"):
         open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("dims", "data", "message"),
+    [
+        ((256, 2**40), 4096, "truncated or corrupt: the tensor 't' of"),
+        ((256, 2), -1, "truncated or corrupt: the tensor 't' of"),
+        ((257, 2), 4096, "rows of .* are multiples of"),
+        ((0, 2), 4096, "the tensor 't' has shape"),
+        ((2**63, 2**63), 4096, "truncated or corrupt: the tensor 't' of"),
+    ],
+    ids=["huge", "cut short", "odd rows", "empty", "overflowing"],
+)
+def test_blocks_that_do_not_fit(kind: Kind, dims: tuple[int, ...], data: int, message: str, tmp_path: Path) -> None:
+    """Of every type: refused by the header alone, with nothing allocated for the weights."""
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if block == 1 and dims[0] == 257:
+        pytest.skip("rows of any length")
+    size = data if data > 0 else 512 // block * block_bytes + data
+    path = tmp_path / "t.gguf"
+    path.write_bytes(header(tensors=(tensor_entry("t", dims, kind),), data=bytes(size)))
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=message):
+        read_gguf(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if GGML_QUANT_SIZES[kind][0] > 1], ids=lambda kind: kind.name)
+def test_a_scale_that_is_not_finite_names_file_and_tensor(kind: Kind, tmp_path: Path) -> None:
+    """Every byte 0xff is a not-a-number wherever the type has its float16."""
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    path = tmp_path / "m.gguf"
+    blocks = np.full((HIDDEN_WIDE, HIDDEN_WIDE // block * block_bytes), 0xFF, np.uint8)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("t", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = read_gguf(path)
+    with pytest.raises(CheckpointError, match="'t' has a block whose scale is not finite"):
+        decode(file.raw(file.tensors["t"]), file.tensors["t"])

@@ -16,13 +16,11 @@ from mlxserve.formats.checkpoint import embedded_model_path
 from mlxserve.formats.gguf import TensorInfo, read_gguf
 from mlxserve.formats.gguf_blocks import check_type, decode, outline
 from mlxserve.formats.tensors import AffineTensor, DenseTensor
-from tests.formats.gguf_files import Kind
+from tests.formats.gguf_files import HALVES, Kind
 
 SHAPE = (3, 2, 64)
 AFFINE = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 KINDS = (*AFFINE, Kind.F32, Kind.F16, Kind.BF16)
-# Where a block's float16 numbers lie; the package writes no K-quants, so their blocks are drawn.
-HALVES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)}
 
 
 def read(raw: np.ndarray, kind: Kind, shape: tuple[int, ...] = SHAPE) -> DenseTensor | AffineTensor:
