@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -30,6 +31,50 @@ def cached(answer: dict[str, Any]) -> int:
 def content(answer: dict[str, Any]) -> str:
     text: str = answer["choices"][0]["message"]["content"]
     return text
+
+
+def ids(length: int) -> list[int]:
+    """A prompt of distinct ordinary tokens, of which shorter ones are beginnings."""
+    return [(100 + 37 * i) % 40_000 for i in range(length)]
+
+
+def complete(server: ServerProcess, prompt: object, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": prompt, "temperature": 0, "logprobs": 5, **fields}
+    reply = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Two choices of one prompt: the same tokens, with log-probabilities that differ by rounding alone."""
+    assert one["text"] == other["text"]
+    assert one["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+    assert one["logprobs"]["token_logprobs"] == pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+def test_pfx_01_answers_are_the_same_cold_and_warm(server: ServerProcess) -> None:
+    """PFX-01: whole numbers of blocks, and one token more or less."""
+    for length in (15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257):
+        cold = complete(server, ids(length), max_tokens=8, cache_salt=f"cold {length}")
+        warm = complete(server, ids(length), max_tokens=8, cache_salt=f"cold {length}")
+        same(cold["choices"][0], warm["choices"][0])
+        assert cached(cold) == 0
+        assert (cached(warm) > 0) == (length > 16)
+        assert cached(warm) < length
+
+
+def test_num_01_answers_are_the_same_alone_and_in_company(server: ServerProcess) -> None:
+    """NUM-01: one at a time, all at once, and as the prompts of one request."""
+    prompts = [[(11 + 41 * n + 37 * i) % 40_000 for i in range(1 + 5 * n)] for n in range(12)]
+    alone = [complete(server, prompt, max_tokens=12)["choices"][0] for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: complete(server, prompt, max_tokens=12)["choices"][0], prompts))
+    listed = complete(server, prompts, max_tokens=12)["choices"]
+    assert [choice["index"] for choice in listed] == list(range(len(prompts)))
+    for choices in zip(alone, together, listed, strict=True):
+        same(choices[0], choices[1])
+        same(choices[0], choices[2])
 
 
 def test_pfx_03_no_request_leaves_anything_in_another(server: ServerProcess) -> None:
