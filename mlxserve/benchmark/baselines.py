@@ -6,37 +6,38 @@ Every runner takes the workload and returns what ``arms.ArmResult`` needs but th
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mlxserve.benchmark.arms import Workload
 from mlxserve.benchmark.prompts import instructions
 from mlxserve.benchmark.summary import RequestRecord
-from mlxserve.config import EngineConfig
-from mlxserve.formats.checkpoint import open_checkpoint
+from mlxserve.convert import quantize_checkpoint
+from mlxserve.formats.checkpoint import Checkpoint
+from mlxserve.hub import Hub
 from mlxserve.text.load import load_text
 
 
-def _prompts(model: str, count: int) -> list[list[int]]:
-    checkpoint = open_checkpoint(model)
+def _prompts(checkpoint: Checkpoint, count: int) -> list[list[int]]:
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
     return [text.chat_prompt(one.messages()) for one in instructions(count)]
 
 
-def run_transformers(
-    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
-) -> dict[str, Any]:
+def run_transformers(workload: Workload, progress: Callable[[int], None]) -> dict[str, Any]:
     """``generate`` over static batches of --max-num-seqs prompts, padded on the left. A whole batch's tokens come
     together, so there is no time to first token."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    path = open_checkpoint(workload.model).path
+    checkpoint = Hub().open_model(workload.model.model)
+    path = checkpoint.path
     source = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(path.parent if source else path, **source, dtype=torch.float32)
     model.eval()
-    prompts = _prompts(workload.model, workload.num_prompts)
+    prompts = _prompts(checkpoint, workload.num_prompts)
 
     def generate(batch: list[list[int]], tokens: int) -> int:
         width = max(map(len, batch))
@@ -51,8 +52,8 @@ def run_transformers(
     generate(prompts[:1], 2)
     start = time.perf_counter()
     records, padded = [], 0
-    for first in range(0, len(prompts), engine.max_num_seqs):
-        batch = prompts[first : first + engine.max_num_seqs]
+    for first in range(0, len(prompts), workload.engine.max_num_seqs):
+        batch = prompts[first : first + workload.engine.max_num_seqs]
         padded += generate(batch, workload.max_tokens)
         end = time.perf_counter() - start
         records += [
@@ -63,18 +64,22 @@ def run_transformers(
     return {"records": records, "duration_s": duration, "padded_tokens": padded, "details": {"dtype": "float32"}}
 
 
-def run_mlx_lm(
-    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
-) -> dict[str, Any]:
-    """mlx-lm's own continuous batching, over a directory in Hugging Face form."""
+def run_mlx_lm(workload: Workload, progress: Callable[[int], None]) -> dict[str, Any]:
+    """mlx-lm's own continuous batching. A GGUF file is first written as a directory in MLX's form, in 4 bits."""
     from mlx_lm.generate import BatchGenerator
     from mlx_lm.utils import load
 
-    model, _ = load(str(open_checkpoint(workload.model).path))[:2]
-    prompts = _prompts(workload.model, workload.num_prompts)
+    checkpoint = Hub().open_model(workload.model.model)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = checkpoint.path
+        if path.is_file():
+            path = Path(scratch, checkpoint.name)
+            quantize_checkpoint(checkpoint, path, 4, 32)
+        model: Any = load(str(path))[0]
+    prompts = _prompts(checkpoint, workload.num_prompts)
 
     def generate(batch: list[list[int]], tokens: int, seen: Callable[[Any], None]) -> None:
-        generator: Any = BatchGenerator(model, max_tokens=tokens, completion_batch_size=engine.max_num_seqs)
+        generator: Any = BatchGenerator(model, max_tokens=tokens, completion_batch_size=workload.engine.max_num_seqs)
         generator.insert(batch)
         left = len(batch)
         while left:
@@ -93,7 +98,7 @@ def run_mlx_lm(
         record = uids.setdefault(response.uid, records[len(uids)])
         now = time.perf_counter() - start
         record.first_token_s = record.first_token_s or now
-        record.output_tokens += 1
+        record.output_tokens = (record.output_tokens or 0) + 1
         if response.finish_reason is not None:
             record.end_s = now
             progress(1)
@@ -103,37 +108,37 @@ def run_mlx_lm(
     return {"records": records, "duration_s": duration, "padded_tokens": None, "details": {}}
 
 
-def run_llama_cpp(
-    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
-) -> dict[str, Any]:
+def run_llama_cpp(workload: Workload, progress: Callable[[int], None]) -> dict[str, Any]:
     """``llama_decode`` over batches of --max-num-seqs sequences; a finished one's place is taken by the next prompt."""
     from mlxserve.benchmark.llama_cpp import LlamaCpp
 
-    prompts = _prompts(workload.model, workload.num_prompts)
-    with LlamaCpp(open_checkpoint(workload.model).path, engine.max_num_seqs, max(map(len, prompts)) + 256) as llama:
+    checkpoint, sequences = Hub().open_model(workload.model.model), workload.engine.max_num_seqs
+    prompts = _prompts(checkpoint, workload.num_prompts)
+    with LlamaCpp(checkpoint.path, sequences, max(map(len, prompts)) + workload.max_tokens) as llama:
         llama.start(0, prompts[0][:8])
         llama.drop(0)
         records = [RequestRecord(prompt_tokens=len(prompt)) for prompt in prompts]
         waiting = list(range(len(prompts)))[::-1]
         running: dict[int, tuple[int, int]] = {}  # sequence -> (prompt, last token)
         start = time.perf_counter()
+
+        def took(sequence: int, number: int, token: int) -> None:
+            record, now = records[number], time.perf_counter() - start
+            record.first_token_s = record.first_token_s or now
+            record.output_tokens = (record.output_tokens or 0) + 1
+            running[sequence] = (number, token)
+            if record.output_tokens == workload.max_tokens:
+                record.end_s = now
+                del running[sequence]
+                llama.drop(sequence)
+                progress(1)
+
         while waiting or running:
-            for sequence in set(range(engine.max_num_seqs)) - set(running):
+            for sequence in set(range(sequences)) - set(running):
                 if waiting:
                     number = waiting.pop()
-                    running[sequence] = (number, llama.start(sequence, prompts[number]))
-                    records[number].first_token_s = time.perf_counter() - start
-                    records[number].output_tokens = 1
-            tokens = llama.step({sequence: token for sequence, (_, token) in running.items()})
-            for sequence, token in tokens.items():
-                record = records[running[sequence][0]]
-                record.output_tokens += 1
-                running[sequence] = (running[sequence][0], token)
-                if record.output_tokens >= workload.max_tokens:
-                    record.end_s = time.perf_counter() - start
-                    del running[sequence]
-                    llama.drop(sequence)
-                    progress(1)
+                    took(sequence, number, llama.start(sequence, prompts[number]))
+            for sequence, token in llama.step({seq: token for seq, (_, token) in running.items()}).items():
+                took(sequence, running[sequence][0], token)
         duration = time.perf_counter() - start
-    details: dict[str, Any] = {}
-    return {"records": records, "duration_s": duration, "padded_tokens": 0, "details": details}
+    return {"records": records, "duration_s": duration, "padded_tokens": 0, "details": {}}

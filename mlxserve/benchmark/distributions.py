@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from mlxserve.errors import ConfigError
@@ -30,11 +30,11 @@ def lengths(flag: str, text: str) -> Draw:
     return lambda rng: a
 
 
-def arrival_times(kind: Arrivals, rate: float, count: int, rng: random.Random) -> list[float]:
-    """Seconds from the start at which each request is sent; all 0 in a closed loop, where a free client decides."""
+def arrival_times(kind: Arrivals, rate: float, count: int, rng: random.Random) -> Sequence[float | None]:
+    """Seconds from the start at which each request is sent; None in a closed loop, where a free client decides."""
     if kind == "closed":
-        return [0.0] * count
-    now, times = 0.0, []
+        return [None] * count
+    now, times = 0.0, list[float]()
     for _ in range(count):
         times.append(now)
         now += rng.expovariate(rate) if kind == "poisson" else 1 / rate

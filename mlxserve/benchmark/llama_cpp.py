@@ -49,7 +49,9 @@ class LlamaCpp:
         return token
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, int]:
-        """One token of each sequence in; the best next token of each out."""
+        """One token of each sequence in; the best next token of each out. Of no sequences, nothing."""
+        if not tokens:
+            return {}
         best = self._decode(list(tokens.items()), range(len(tokens)))
         return dict(zip(tokens, best, strict=True))
 

@@ -61,15 +61,16 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(_WORDS, k=count))
 
 
-def unique_prompts(lengths: Sequence[int], shared_share: float, seed: int) -> list[str]:
+def unique_prompts(lengths: Sequence[int], shared_share: float, seed: int, run: str = "") -> list[str]:
     """A prompt of about each length, in tokens. The first ``shared_share`` of each is the same text; the rest begins
-    with a tag of its own, so that no more than that can come from a prefix cache."""
+    with a tag of its own, so that no more than that can come from a prefix cache. ``run``, a name of this run, begins
+    every prompt, so that nothing comes from a run before it."""
     rng = random.Random(seed)
     shared = words(random.Random(seed + 1), max(lengths, default=0)).split()
     prompts = []
     for number, length in enumerate(lengths):
         common = shared[: round(length * shared_share)]
-        tag = f"[{seed:x}-{number:x}-{rng.getrandbits(32):08x}]"
+        tag = f"[{run}-{number:x}-{rng.getrandbits(32):08x}]"
         own = words(rng, max(1, length - len(common))).split()
-        prompts.append(" ".join([*common, tag, *own]))
+        prompts.append(" ".join([f"[{run}]", *common, tag, *own] if common else [tag, *own]))
     return prompts

@@ -30,12 +30,16 @@ COLUMNS = (
 
 
 def table(rows: Sequence[Row], columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
-    """Plain text, one line a row; "-" where a row cannot say. A row with ``missing`` says why it has no figures."""
+    """Plain text, one line a row; "-" where a row cannot say. A row with ``missing`` or
+    ``failed_because`` says why it has no figures."""
     lines = [[heading for _, heading, _ in columns]]
     notes = []
     for row in rows:
         if missing := row.get("missing"):
             notes.append(f"{row['title']}: not run, {missing}")
+            continue
+        if reason := row.get("failed_because"):
+            notes.append(f"{row['title']}: {reason}")
             continue
         lines.append([_cell(row.get(key), form) for key, _, form in columns])
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
@@ -60,7 +64,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def plot_rows(path: Path, rows: Sequence[Row]) -> None:
     """Output tokens/s of each arm as bars."""
     pyplot = _pyplot()
-    shown = [row for row in rows if not row.get("missing")]
+    shown = [row for row in rows if row.get("output_tokens_per_s") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 0.6 * len(shown) + 1.2), layout="constrained")
     bars = axes.barh([row["title"] for row in shown], [row["output_tokens_per_s"] for row in shown])
     axes.bar_label(bars, fmt="%.0f", padding=3)
@@ -68,6 +72,7 @@ def plot_rows(path: Path, rows: Sequence[Row]) -> None:
     axes.set_xlabel("output tokens/s")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def plot_lines(path: Path, rows: Sequence[Row], x: str, y: str, labels: tuple[str, str], note: str) -> None:
@@ -83,6 +88,7 @@ def plot_lines(path: Path, rows: Sequence[Row], x: str, y: str, labels: tuple[st
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def _pyplot() -> Any:

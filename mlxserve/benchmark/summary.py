@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class RequestRecord:
     first_token_s: float | None = None
     end_s: float | None = None
     prompt_tokens: int | None = None
-    output_tokens: int = 0
+    output_tokens: int | None = None  # None: the server did not say
     cached_tokens: int | None = None
     error: str | None = None
     gaps_s: list[float] = field(default_factory=list)  # between pieces of the stream
@@ -23,12 +23,10 @@ class RequestRecord:
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first; None with fewer than two."""
-        if self.first_token_s is None or self.end_s is None or self.output_tokens < 2:
+        if self.first_token_s is None or self.end_s is None or (self.output_tokens or 0) < 2:
             return None
+        assert self.output_tokens is not None
         return (self.end_s - self.first_token_s) / (self.output_tokens - 1)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -65,14 +63,17 @@ def summarise(
     gaps = [gap for record in done for gap in record.gaps_s]
     prompt = [record.prompt_tokens for record in done if record.prompt_tokens is not None]
     cached = [record.cached_tokens for record in done if record.cached_tokens is not None]
-    output = sum(record.output_tokens for record in done)
+    counts = [record.output_tokens for record in done if record.output_tokens is not None]
+    output = sum(counts) if len(counts) == len(done) else None  # a sum over some of them would say too little
     return {
         "requests": len(records),
         "failed": len(records) - len(done),
         "duration_s": duration_s,
         "requests_per_s": len(done) / duration_s,
-        "output_tokens_per_s": output / duration_s,
-        "total_tokens_per_s": (output + sum(prompt)) / duration_s if prompt else None,
+        "output_tokens_per_s": None if output is None else output / duration_s,
+        "total_tokens_per_s": None
+        if output is None or len(prompt) < len(done)
+        else (output + sum(prompt)) / duration_s,
         "ttft_ms_p50": _ms(percentile(ttft, 0.5)),
         "ttft_ms_p95": _ms(percentile(ttft, 0.95)),
         "tpot_ms_p50": _ms(percentile(tpot, 0.5)),
@@ -81,7 +82,7 @@ def summarise(
         "latency_ms_p50": _ms(percentile(latency, 0.5)),
         "latency_ms_p90": _ms(percentile(latency, 0.9)),
         "latency_ms_p95": _ms(percentile(latency, 0.95)),
-        "cached_share": sum(cached) / sum(prompt) if prompt and cached and sum(prompt) else None,
+        "cached_share": sum(cached) / sum(prompt) if cached and len(cached) == len(prompt) and sum(prompt) else None,
         "goodput_per_s": sum(map(objective.met, records)) / duration_s if objective is not None else None,
     }
 

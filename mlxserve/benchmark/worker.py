@@ -18,26 +18,19 @@ from mlxserve.benchmark import baselines
 from mlxserve.benchmark.arms import Workload
 from mlxserve.benchmark.prompts import Instruction, instructions
 from mlxserve.benchmark.summary import RequestRecord
-from mlxserve.config import EngineConfig, MetalConfig, ModelConfig
 from mlxserve.types import SamplingParams
 
-Runner = Callable[[Workload, Mapping[str, Any], EngineConfig, Callable[[int], None]], dict[str, Any]]
+Runner = Callable[[Workload, Callable[[int], None]], dict[str, Any]]
 
 WARM_UP = Instruction("Warm up.", "Say hello.")
 
 
-def run_engine(
-    workload: Workload, options: Mapping[str, Any], engine: EngineConfig, progress: Callable[[int], None]
-) -> dict[str, Any]:
+def run_engine(workload: Workload, progress: Callable[[int], None]) -> dict[str, Any]:
     """Ours, through the offline API."""
     from mlxserve.llm import LLM
 
-    metal = MetalConfig(kernels=options["kernels"]) if "kernels" in options else MetalConfig()
-    caching = engine.prefix_caching and options.get("prefix_caching", True)
-    config = EngineConfig(**{**asdict(engine), "prefix_caching": caching})
-    model = ModelConfig(model=workload.model, backend=options["backend"], dtype=workload.dtype, metal=metal)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=workload.max_tokens, temperature=0, ignore_eos=True)
-    with LLM.from_config(model, config) as llm:
+    with LLM.from_config(workload.model, workload.engine) as llm:
         llm.generate([llm.chat_prompt(WARM_UP.messages())], max_tokens=8, temperature=0)
         prompts = [llm.chat_prompt(one.messages()) for one in instructions(workload.num_prompts)]
         start = time.perf_counter()
@@ -47,7 +40,7 @@ def run_engine(
             now = time.perf_counter() - start
             for delta in deltas:
                 record = records[delta.request_id]
-                record.output_tokens += len(delta.token_ids)
+                record.output_tokens = (record.output_tokens or 0) + len(delta.token_ids)
                 if record.first_token_s is None and delta.token_ids:
                     record.first_token_s = now
                 if delta.usage is not None:
@@ -84,10 +77,9 @@ def main() -> None:
     def say(event: Mapping[str, Any]) -> None:
         print(json.dumps(event), file=out, flush=True)
 
-    result = RUNNERS[job["arm"]](
-        Workload(**job["workload"]), job["options"], EngineConfig(**job["engine"]), lambda count: say({"done": count})
-    )
-    result["records"] = [record.as_dict() for record in result["records"]]
+    run = RUNNERS[job["runner"]]
+    result = run(Workload.from_json(job["workload"]), lambda count: say({"done": count}))
+    result["records"] = [asdict(record) for record in result["records"]]
     result["peak_memory_bytes"] = _peak_memory()
     say(result)
 

@@ -28,7 +28,7 @@ def test_other_forms_are_refused(text: str) -> None:
 
 def test_arrivals() -> None:
     rng = random.Random(0)
-    assert arrival_times("closed", 1, 3, rng) == [0, 0, 0]
+    assert arrival_times("closed", 1, 3, rng) == [None, None, None]
     assert arrival_times("fixed", 4, 3, rng) == [0, 0.25, 0.5]
     times = arrival_times("poisson", 10, 2000, rng)
     assert times == sorted(times)
@@ -36,11 +36,17 @@ def test_arrivals() -> None:
 
 
 def test_prompts_share_exactly_what_they_are_told_to() -> None:
-    prompts = unique_prompts([50] * 8, 0.4, seed=3)
-    assert prompts == unique_prompts([50] * 8, 0.4, seed=3)
-    assert len({tuple(prompt.split()[:20]) for prompt in prompts}) == 1
-    assert len({prompt.split()[20] for prompt in prompts}) == 8
+    prompts = unique_prompts([50] * 8, 0.4, seed=3, run="a")
+    assert prompts == unique_prompts([50] * 8, 0.4, seed=3, run="a")
+    assert len({tuple(prompt.split()[:21]) for prompt in prompts}) == 1
+    assert len({prompt.split()[21] for prompt in prompts}) == 8
     assert len({prompt.split()[0] for prompt in unique_prompts([50] * 8, 0.0, seed=3)}) == 8
+
+
+def test_nothing_is_shared_with_a_run_before() -> None:
+    first, second = (unique_prompts([50], 0.4, seed=3, run=run)[0].split() for run in ("a", "b"))
+    assert first[0] != second[0]
+    assert first[1:21] == second[1:21]
 
 
 def test_instructions_differ_behind_one_system_prompt() -> None:

@@ -41,6 +41,14 @@ def test_what_nobody_reported_is_none() -> None:
     assert figures["cached_share"] is None
 
 
+def test_a_sum_over_some_of_the_requests_is_not_given() -> None:
+    unknown = RequestRecord(first_token_s=0.1, end_s=1.0)
+    figures = summarise([record(0.1, 1.0, 10), unknown], 1.0)
+    assert figures["output_tokens_per_s"] is None
+    assert figures["requests_per_s"] == 2
+    assert unknown.tpot_s is None
+
+
 def test_goodput_needs_every_limit() -> None:
     good, late, slow = record(0.1, 1.0, 10), record(0.6, 1.0, 10), record(0.1, 9.0, 10)
     objective = Objective(ttft_s=0.5, tpot_s=0.2)
