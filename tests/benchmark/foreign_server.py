@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -42,9 +44,8 @@ class ForeignServer:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(
-                    (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
-                )
+                stated = re.search(rb"(?i)content-length: *(\d+)", head)
+                length = int(stated[1]) if stated else 0
                 await self._answer(head, await reader.readexactly(length), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -111,8 +112,6 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 @contextmanager
 def served(server: ForeignServer) -> Iterator[str]:
     """In a thread of its own, for clients that block. Gives its URL."""
-    import threading
-
     loop, started = asyncio.new_event_loop(), threading.Event()
     stop = asyncio.Event()
     url: list[str] = []

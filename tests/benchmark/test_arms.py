@@ -42,7 +42,7 @@ def test_what_an_arm_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_process_is_named_with_its_last_words() -> None:
-    with pytest.raises(MlxserveError, match="the arm x failed: .*nowhere"):
+    with pytest.raises(MlxserveError, match=r"the arm x failed: .*nowhere"):
         run_arm(Arm(name="x", title="x", backend="torch"), Workload(model=ModelConfig(model="nowhere")), lambda n: None)
 
 

@@ -82,8 +82,16 @@ def test_bad_values_are_one_sentence(flags: list[str], said: str, capsys: pytest
 
 @pytest.mark.parametrize(
     "line",
-    ["", "x", "[]", '{"prompt": "a"}', '{"prompt": 1, "max_tokens": 1}', '{"prompt": "a", "max_tokens": 0}']
-    + ['{"prompt": "a", "max_tokens": 1, "at": -1}', '{"prompt": "a", "max_tokens": 1, "at": NaN}'],
+    [
+        "",
+        "x",
+        "[]",
+        '{"prompt": "a"}',
+        '{"prompt": 1, "max_tokens": 1}',
+        '{"prompt": "a", "max_tokens": 0}',
+        '{"prompt": "a", "max_tokens": 1, "at": -1}',
+        '{"prompt": "a", "max_tokens": 1, "at": NaN}',
+    ],
 )
 def test_a_bad_trace_is_one_sentence(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.jsonl"
