@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,26 @@ def test_what_an_arm_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failed_process_is_named_with_its_last_words() -> None:
     with pytest.raises(MlxserveError, match=r"the arm x failed: .*nowhere"):
         run_arm(Arm(name="x", title="x", backend="torch"), Workload(model=ModelConfig(model="nowhere")), lambda n: None)
+
+
+def test_an_interrupt_ends_the_arms_process(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class Recorded(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    def interrupt(count: int) -> None:
+        assert started[0].poll() is None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlxserve.benchmark.arms.subprocess.Popen", Recorded)
+    engine = EngineConfig(max_num_seqs=1)  # the first prompt ends long before the last
+    workload = Workload(model=ModelConfig(model=str(model)), engine=engine, num_prompts=8, max_tokens=400)
+    with pytest.raises(KeyboardInterrupt):
+        run_arm(NAMES["torch"], workload, interrupt)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_arms_are_compared_and_a_failed_one_does_not_stop_the_others(
