@@ -221,6 +221,10 @@ class _Scale(MetalForm):
         self.parameters += math.prod(tensor.shape)
         return self._maker.weight_bytes(tensor)
 
+    def linear_bytes(self, weights: Sequence[HostTensor]) -> int:
+        self.parameters += sum(math.prod(tensor.shape) for tensor in weights)
+        return self._maker.linear_bytes(weights)
+
     def embedding_bytes(self, tensor: HostTensor, head: bool) -> int:
         self.parameters += math.prod(tensor.shape)
         total = self._maker.embedding_bytes(tensor, head)

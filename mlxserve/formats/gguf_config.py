@@ -143,8 +143,13 @@ def _gemma(keys: _Keys, config: Config, every: int, layers_of_27b: int) -> Confi
     if pattern != every:
         raise keys.error("attention.sliding_window_pattern", f"only {every} is supported")
     largest = config["num_hidden_layers"] == layers_of_27b
-    scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
-    return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+    return {
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
+        if largest
+        else config["head_dim"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "torch_dtype": "bfloat16",  # what it was trained in: activations may pass the largest float16
+    }
 
 
 def _gemma2(keys: _Keys, config: Config) -> Config:

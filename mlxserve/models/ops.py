@@ -62,6 +62,10 @@ class WeightMaker(ABC, Generic[A]):
     def weight_bytes(self, tensor: HostTensor) -> int:
         """What the tensor takes in the backend's form."""
 
+    def linear_bytes(self, weights: Sequence[HostTensor]) -> int:
+        """The same for the matrices of one ``make_linear``."""
+        return sum(self.weight_bytes(tensor) for tensor in weights)
+
     def embedding_bytes(self, tensor: HostTensor, head: bool) -> int:
         """The same for what ``make_embedding`` makes of it."""
         return self.weight_bytes(tensor)

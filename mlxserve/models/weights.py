@@ -35,7 +35,8 @@ class WeightReader(Generic[A]):
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> Linear:
         """The modules ``names`` with ``rows`` outputs each, fused in that order."""
-        weights = [self._take(f"{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
+        weights = [self._read(f"{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
+        self.weight_bytes += self._maker.linear_bytes(weights)
         biases = [self._take(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)] if bias else []
         return self._maker.make_linear(weights, biases)
 

@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from mlxserve.backends.torch.native.backend import NativeBackend
 from mlxserve.backends.torch.native.library import Library, OperatorKind
-from mlxserve.backends.torch.native.weights import Form, pack
+from mlxserve.backends.torch.native.weights import Form, fused_bytes, pack
 from mlxserve.config import EngineConfig
 from mlxserve.formats.affine import dequantize
 from mlxserve.formats.checkpoint import open_checkpoint
@@ -43,7 +43,12 @@ def test_products(library: Library, form: Form, kinds: tuple[Kind, ...]) -> None
     """Packed weights meet activations rounded to 8 bits, floats meet floats; else the sum is exact to rounding."""
     parts = [tensor(kind, 24 + 8 * i) for i, kind in enumerate(kinds)]
     x = torch.randn(5, 512, generator=torch.Generator().manual_seed(0))
-    found = Product(OperatorKind.NORM_LINEAR, pack(library, form, parts))(library, x)
+    linear = pack(library, form, parts)
+    found = Product(OperatorKind.NORM_LINEAR, linear)(library, x)
+    padding = -linear.outputs % 16 / linear.outputs
+    counted = fused_bytes(parts, form)
+    assert linear.data.nbytes <= counted * (1 + padding)
+    assert linear.data.nbytes >= 0.9 * counted, "a symmetric type's biases are not stored"
     weight = torch.cat([torch.from_numpy(dequantize(part)) for part in parts]).double()
     packed = len({(p.bits, p.group_size) if isinstance(p, AffineTensor) else None for p in parts} - {None}) == 1
     packed = packed and all(isinstance(p, AffineTensor) for p in parts)

@@ -220,6 +220,7 @@ def test_gemma_27b_scales_its_queries_by_another_width(family: str, layers: int,
     (path / "config.json").write_text(json.dumps(config))
     large = model_spec(open_checkpoint(str(gguf_files.write(path, tmp_path / "l.gguf"))).config)
     assert (small.layers[0].attention.scale, large.layers[0].attention.scale) == (32**-0.5, 16**-0.5)
+    assert open_checkpoint(str(tmp_path / "s.gguf")).config["torch_dtype"] == "bfloat16"
 
 
 def test_gemma_3_without_a_window_has_full_attention_everywhere(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from mlxserve.backends.torch.native.library import Library, OperatorKind
 from mlxserve.backends.torch.native.pool import LOGIT_ROWS, NativeBatch, shapes
-from mlxserve.backends.torch.native.weights import Form, NativeLinear, pack, packed_bytes
+from mlxserve.backends.torch.native.weights import Form, NativeLinear, fused_bytes, pack, packed_bytes
 from mlxserve.backends.torch.tensors import to_torch
 from mlxserve.formats.tensors import HostTensor
 from mlxserve.models.ops import AttentionLayer, Linear, Norm, Ops
@@ -76,6 +76,9 @@ class NativeOps(Ops[Tensor, NativeBatch]):
 
     def weight_bytes(self, tensor: HostTensor) -> int:
         return packed_bytes(tensor, self.form)
+
+    def linear_bytes(self, weights: Sequence[HostTensor]) -> int:
+        return fused_bytes(weights, self.form)
 
     def make_linear(self, weights: Sequence[HostTensor], biases: Sequence[HostTensor]) -> Linear:
         return pack(self.library, self.form, weights, biases)

@@ -5,6 +5,7 @@ Codes and scales are kept exactly as the checkpoint has them; only their order c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 import torch
 
 from mlxserve.backends.torch.native.library import Library, Storage, WeightsStruct
-from mlxserve.backends.torch.tensors import dense, to_torch
+from mlxserve.backends.torch.tensors import DTYPES, dense, to_torch
 from mlxserve.formats.tensors import AffineTensor, DenseTensor, HostTensor
 from mlxserve.models.ops import Linear
 
@@ -44,11 +45,8 @@ class NativeLinear(Linear):
 
 def pack(library: Library, form: Form, parts: Sequence[HostTensor], biases: Sequence[HostTensor] = ()) -> NativeLinear:
     """One matrix whose rows are those of ``parts``, one after the other."""
-    quantized = [p for p in parts if isinstance(p, AffineTensor)]
-    if len(quantized) == len(parts) and len({(p.bits, p.group_size) for p in quantized}) == 1:
-        struct, data = _pack_quantized(library, form, quantized)
-    else:
-        struct, data = _pack_dense(library, parts)
+    quantized = _quantized_alike(parts)
+    struct, data = _pack_quantized(library, form, quantized) if quantized else _pack_dense(library, parts)
     bias = torch.cat([to_torch(b, torch.float32) for b in biases]) if biases else None
     struct.bias = None if bias is None else bias.data_ptr()
     return NativeLinear(struct, data, bias)
@@ -56,13 +54,31 @@ def pack(library: Library, form: Form, parts: Sequence[HostTensor], biases: Sequ
 
 def packed_bytes(tensor: HostTensor, form: Form) -> int:
     """What a matrix of this tensor takes, its last tile's padding aside."""
-    match tensor:
-        case DenseTensor(data=data):
-            return data.nbytes
-        case AffineTensor(packed=packed, scales=scales):
-            values = packed.size * 32 // tensor.bits
-            halves = 4 if scales.dtype == "float16" else 8
-            return values // (2 if storage_of(tensor.bits, form) is Storage.INT4 else 1) + scales.data.size * halves
+    return fused_bytes([tensor], form)
+
+
+def fused_bytes(parts: Sequence[HostTensor], form: Form) -> int:
+    """The same for a matrix of several: those that are not all of one kind become floats, and one's wide scales are
+    all parts'."""
+    quantized = _quantized_alike(parts)
+    if not quantized:
+        return sum(math.prod(p.shape) for p in parts) * _float_type(parts).itemsize
+    scale_and_bias = 4 if all(p.scales.dtype == "float16" for p in quantized) else 8
+    codes_a_byte = 2 if storage_of(quantized[0].bits, form) is Storage.INT4 else 1
+    return sum(math.prod(p.shape) // codes_a_byte + p.scales.data.size * scale_and_bias for p in quantized)
+
+
+def _quantized_alike(parts: Sequence[HostTensor]) -> list[AffineTensor]:
+    """The parts when codes and groups have one width in all of them; else none."""
+    quantized = [p for p in parts if isinstance(p, AffineTensor)]
+    alike = len(quantized) == len(parts) and len({(p.bits, p.group_size) for p in quantized}) == 1
+    return quantized if alike else []
+
+
+def _float_type(parts: Sequence[HostTensor]) -> torch.dtype:
+    """The parts' own where they have one, else float32."""
+    dtypes = {DTYPES[p.dtype] if isinstance(p, DenseTensor) else torch.float32 for p in parts}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def storage_of(bits: int, form: Form) -> Storage:
@@ -90,8 +106,7 @@ def _pack_quantized(library: Library, form: Form, parts: Sequence[AffineTensor])
 
 
 def _pack_dense(library: Library, parts: Sequence[HostTensor]) -> tuple[WeightsStruct, torch.Tensor]:
-    dtypes = {dense(p).dtype if isinstance(p, DenseTensor) else torch.float32 for p in parts}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    dtype = _float_type(parts)
     values = torch.cat([to_torch(p, dtype) for p in parts])
     struct = WeightsStruct(storage=_DENSE_STORAGE[dtype], outputs=values.shape[0], inputs=values.shape[1])
     data = allocate(library, struct)
