@@ -288,3 +288,61 @@ def test_user_defined_pieces_of_a_sentencepiece_vocabulary() -> None:
     assert size in tokenizer.encode("a<turn>b")
     assert size + 1 in tokenizer.encode("a     b")
     assert tokenizer.decode(tokenizer.encode("a     b")) == "a     b"
+
+
+RUNS = ["\n", "\n\n", "\n\n\n", *("▁" * n for n in range(2, 9))]
+
+
+@cache
+def gemma_pair() -> tuple[GGUFTokenizer, Any]:
+    """A vocabulary as Gemma's, with its runs of spaces and line ends, and as the converter writes it: those runs are
+    user-defined pieces with plain spaces."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(tiny.CORPUS * 20),
+        model_writer=out,
+        vocab_size=420,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        model_type="bpe",
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        user_defined_symbols=["<start_of_turn>", *RUNS],
+    )
+    model = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
+    pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
+    types = [2 if model.is_unknown(i) else 6 if model.is_byte(i) else 1 for i in range(len(pieces))]
+    for i, piece in enumerate(pieces):
+        if model.is_control(i) or piece == "<start_of_turn>":
+            types[i] = 3
+        elif piece in RUNS:
+            types[i] = 4
+            pieces[i] = piece.replace("▁", " ")
+    gguf = replace(
+        sentencepiece_pair()[0],
+        tokens=tuple(pieces),
+        token_types=np.array(types, np.int32),
+        scores=np.array([model.get_score(i) for i in range(len(pieces))], np.float32),
+        add_space_prefix=False,
+        add_bos=True,
+    )
+    return gguf, model
+
+
+@cache
+def built_gemma() -> Any:
+    return build_tokenizer(gemma_pair()[0])
+
+
+@given(
+    parts=st.lists(st.sampled_from([*"ab1é🦙 ", "the", " fox", "23", "  ", "   ", " " * 10, "\n", "\n\n"]), max_size=8)
+)
+def test_a_vocabulary_like_gemma_encodes_as_sentencepiece(parts: list[str]) -> None:
+    text = "".join(parts)
+    ids = built_gemma().encode(text)
+    assert ids == [1, *gemma_pair()[1].encode(text)]
+    assert built_gemma().decode(ids[1:]) == text
