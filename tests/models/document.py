@@ -64,11 +64,10 @@ GGUF = """
 Each is held against transformers on the checkpoint that the file was made from, on both backends, in float32, with the
 same bound; where transformers reads the architecture's GGUF files itself, against that too; and against llama.cpp where
 llama-cpp-python is installed (Gemma within 1e-3: its GELU there is a table of float16). A window of Mistral or Phi-3 is
-kept as in transformers; llama.cpp has none. Another architecture is an error that names it, and so is a key with a value
-that the family does not have. What GGUF does not store is taken as
-llama.cpp takes it: Gemma scales queries by the width of a head (in 27B by hidden size / heads), Gemma 3 has full
-attention in every sixth layer, SmolLM3 no positions in every fourth, Qwen3's experts are normalised. On a GPU
-`--dtype auto` is float16, for Gemma bfloat16.
+kept as in transformers; llama.cpp has none. Another architecture is an error that names it, and so is a key with a
+value that the family does not have. What GGUF does not store is taken as llama.cpp takes it: Gemma scales queries by
+the width of a head (in 27B by hidden size / heads), Gemma 3 has full attention in every sixth layer, SmolLM3 no
+positions in every fourth, Qwen3's experts are normalised. On a GPU `--dtype auto` is float16, for Gemma bfloat16.
 
 | type | bits a weight in the file | kept as | MLX, float16 | C++ operators |
 |---|---|---|---|---|
