@@ -89,7 +89,10 @@ PRE_TOKENIZERS: Mapping[str | None, Callable[[], pre_tokenizers.PreTokenizer]] =
     "gpt2": _gpt2,
     "llama-bpe": _split_by(_LLAMA3),
     "llama3": _split_by(_LLAMA3),
+    "dbrx": _split_by(_LLAMA3),  # OLMo 2; unlike Llama 3 it merges within a word that is a token
     "qwen2": _split_by(_QWEN2),
+    "deepseek-r1-qwen": _split_by(_QWEN2),
+    "refact": _single_digits,  # Granite 3
     "smollm": _single_digits,
 }
 _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3")  # a word that is a token is taken whole, whatever the merges
