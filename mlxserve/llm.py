@@ -16,6 +16,7 @@ from mlxserve.backends import get_backend
 from mlxserve.backends.base import Backend, LoadedModel
 from mlxserve.config import EngineConfig, ModelConfig, model_from_environment
 from mlxserve.engine.core import Engine
+from mlxserve.engine.kv_manager import PagedKVManager
 from mlxserve.errors import ContextLengthExceeded, GenerationFailed
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
 from mlxserve.formats.quantize import quantized
@@ -105,6 +106,7 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
         eos_token_ids=text.tokenizer.eos_token_ids,
         max_model_len=spec.max_model_len,
         vocab_size=spec.vocab,
+        kv=None if loaded.paged else PagedKVManager(runner.num_blocks, engine.block_size, False, sharing=False),
     )
     info = ModelInfo(
         name=checkpoint.name,
@@ -118,6 +120,7 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
         max_num_seqs=engine.max_num_seqs,
         eos_token_ids=text.tokenizer.eos_token_ids,
         default_sampling=_default_sampling(checkpoint.generation_config),
+        prefix_cache=engine.prefix_caching and loaded.paged,
     )
     return Assembly(checkpoint, loaded, backend, runner, core, text, info)
 

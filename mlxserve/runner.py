@@ -108,7 +108,10 @@ def pool_blocks(spec: ModelSpec, backend: Backend[A, B], config: EngineConfig) -
     if config.kv_blocks is not None:
         return config.kv_blocks
     useful = config.max_num_seqs * -(-spec.max_model_len // config.block_size)
+    block_bytes = backend.bytes_per_block(spec, config.block_size)
+    if not block_bytes:  # nothing of the model is in pages
+        return useful
     budget = int(backend.free_memory() * config.memory_utilization)
-    num_blocks = min(useful, budget // backend.bytes_per_block(spec, config.block_size))
+    num_blocks = min(useful, budget // block_bytes)
     config.check_pool(num_blocks)
     return num_blocks

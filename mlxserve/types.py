@@ -155,6 +155,7 @@ class ModelInfo:
     max_num_seqs: int
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float] = field(default_factory=dict)  # generation_config.json: temperature, top_p, ...
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

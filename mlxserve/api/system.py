@@ -110,6 +110,7 @@ class SystemEndpoints:
                     "fill_in_the_middle": text.tokenizer.fim_tokens is not None,
                     "logprobs": True,
                     "prompt_logprobs": True,
+                    "prefix_cache": info.prefix_cache,
                     "prefix_cache_salt": True,
                     "tools": False,
                     "response_format": ["text"],

@@ -26,13 +26,15 @@ ITEM_SIZE: dict[DenseDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 @dataclass(frozen=True, slots=True)
 class LoadedModel(Generic[A, B]):
     """``decoder`` maps a device batch to logits; ``weight_bytes`` counts the weights as the device keeps them;
-    ``library`` names whose forward pass it is, when it is not ours."""
+    ``library`` names whose forward pass it is, when it is not ours; not ``paged``: what a sequence keeps is that
+    library's, outside the pool, and no part of it can be shared or taken up again, so blocks only count tokens."""
 
     spec: ModelSpec
     decoder: Forward[B, A]
     quantization: str
     weight_bytes: int
     library: str | None = None
+    paged: bool = True
 
 
 class Samples(ABC, Generic[A]):

@@ -13,13 +13,26 @@ def startup_plan(parts: Assembly) -> list[str]:
     block_bytes = parts.backend.bytes_per_block(spec, info.block_size)
     pool_tokens = info.num_blocks * info.block_size
     per_token, per_block = block_bytes / info.block_size / _KIB, block_bytes / _MIB
+    note = f", {parts.backend.note}" if parts.backend.note else ""
+    weights = f"weights          {parts.model.weight_bytes / _MIB:.0f} MiB"
+    longest = f"longest context  {min(info.max_model_len, pool_tokens)} tokens"
+    if not parts.model.paged:
+        library = parts.model.library
+        return [
+            f"model            {info.name}, quantisation {info.quantization}",
+            f"backend          {info.backend}, {info.dtype}, {library}'s model code, sequence by sequence{note}",
+            weights,
+            f"state            {library}'s own, up to {info.max_num_seqs} sequences, outside the KV pool and its limit",
+            "                 no prefix cache, and each choice computes its own prompt",
+            longest,
+        ]
     return [
         f"model            {info.name}, {len(spec.layers)} layers, quantisation {info.quantization}",
         f"backend          {info.backend}, {info.dtype}"
         + (f", {parts.model.library}'s model code over our pages" if parts.model.library else "")
-        + (f", {parts.backend.note}" if parts.backend.note else ""),
-        f"weights          {parts.model.weight_bytes / _MIB:.0f} MiB",
+        + note,
+        weights,
         f"KV               {per_token:.1f} KiB a token, {per_block:.2f} MiB a block of {info.block_size}",
         f"KV pool          {info.num_blocks} blocks, {pool_tokens} tokens, up to {info.num_blocks * per_block:.0f} MiB",
-        f"longest context  {min(info.max_model_len, pool_tokens)} tokens",
+        longest,
     ]

@@ -98,12 +98,14 @@ class PagedKVManager:
     """Fixed-size blocks, shared by prefix, found by chained hash.
 
     A block is written by its one holder until it is full; only full blocks are published or shared, so no shared block
-    is ever written.
+    is ever written. ``sharing`` False: a fork finds no place either, and computes its prompt itself.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True, *, sharing: bool = True) -> None:
+        assert sharing or not prefix_caching
         self.block_size = block_size
         self._caching = prefix_caching
+        self._sharing = sharing
         self._history = CacheHistory(num_blocks)
         self._pool = BlockPool(num_blocks, self._history.evicted)
         self._holders: set[Sequence] = set()
@@ -183,6 +185,8 @@ class PagedKVManager:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> list[PageCopy] | None:
+        if not self._sharing:
+            return None
         full, partial = divmod(parent.scheduled, self.block_size)
         pool = self._pool
         if partial and not pool.available:

@@ -169,6 +169,7 @@ def test_capabilities_name_what_is_honoured_refused_and_capped() -> None:
     assert answer["caps"]["n"] == 128
     assert answer["caps"]["tokens"] == 512
     assert answer["features"]["fill_in_the_middle"] is False
+    assert answer["features"]["prefix_cache"] is True
     assert answer["model"]["names"] == ["fake"]
     assert answer["unknown_parameters"] == "reported in x-mlxserve-ignored"
 

@@ -160,6 +160,15 @@ class TestFork:
         assert len(child.block_table) == 0
         kv.check()
 
+    @pytest.mark.parametrize("length", [5, 8])
+    def test_without_sharing_nothing_changes(self, length):
+        kv = PagedKVManager(16, 4, False, sharing=False)
+        parent, child = sequence(length), sequence(length)
+        compute(kv, parent)
+        assert kv.fork(parent, child) is None
+        assert len(child.block_table) == 0
+        kv.check()
+
     def test_whoever_is_left_holds_the_prompt(self):
         kv = PagedKVManager(8, 4)
         parent, child = sequence(9), sequence(9)

@@ -46,7 +46,10 @@ A head beside a tied embedding is used when it differs from it, and only then, a
 On the MLX backend any other architecture of mlx-lm's runs too, with mlx-lm's own model class over our pages, when
 `mlxserve[mlx]` is installed; the start says so. Tested: starcoder2, stablelm, exaone4, cohere, minicpm3. Such a model
 starts some seconds later, since mlx-lm imports transformers. One that keeps more than keys and values (state-space
-models, Mamba and its hybrids) is refused by name.
+models, Mamba and its hybrids) runs sequence by sequence, each with mlx-lm's own cache, and the start says that too:
+there is no prefix cache then, each choice of a request computes its own prompt, and the memory of the states is outside
+the KV pool's limit. Tested against mlx-lm's own generation, alone, batched, preempted, in chunks and with two choices:
+mamba, mamba2, falcon_h1, lfm2.
 
 RoPE: default, linear, dynamic NTK, llama3, YaRN, longrope. Two of these depend on the length of the text in
 transformers; here the length that the model is served with (`--max-model-len`) decides once, because cached keys

@@ -151,24 +151,3 @@ def test_keys_wider_than_values() -> None:
     assert probe.width != probe.v_width
     for mode in MODES:
         assert difference(ours.logits(prompts, mode), mlx_lm_logits(model, prompts)) < TOLERANCE, mode
-
-
-def test_a_state_that_pages_cannot_hold_is_refused() -> None:
-    config = {
-        "model_type": "mamba",
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "state_size": 8,
-        "num_hidden_layers": 1,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 4,
-        "max_position_embeddings": 128,
-    }
-    module = importlib.import_module("mlx_lm.models.mamba")
-    model = module.Model(module.ModelArgs.from_dict(config))
-    weights = {name: np.array(w) for name, w in tree_flatten(model.parameters())}
-    with pytest.raises(CheckpointError, match=r"mlx-lm's mamba keeps a .*Cache, but pages hold keys and values only"):
-        Model(MemoryCheckpoint(config, weights), "mlx")

@@ -1,7 +1,8 @@
-"""Runs architectures that ``models/`` does not have with mlx-lm's own model classes, over our pages.
+"""Runs architectures that ``models/`` does not have with mlx-lm's own model classes, over our pages where they keep
+keys and values only.
 
-mlx-lm is imported here and nowhere else, and only for such a model. It names its classes by ``model_type``; no file of
-the model's directory is executed.
+mlx-lm is imported here and in ``bridge_states``, and only for such a model. It names its classes by ``model_type``; no
+file of the model's directory is executed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def load_bridge(
     progress: Callable[[int, int], None] | None,
 ) -> LoadedModel[mx.array, MlxBatch] | None:
     """None when mlx-lm is not installed or does not have the architecture. Raises CheckpointError when it cannot be
-    built, when the weights do not fit it exactly, or when it keeps something else than K and V."""
+    built or when the weights do not fit it exactly."""
     classes = _classes(str(config.get("model_type")))
     if classes is None:
         return None
@@ -89,7 +90,12 @@ def load_bridge(
     weights = _read(source, dtype, progress)
     size = sum(w.nbytes for w in weights.values())
     model = _build(classes, config, weights)
-    probes, vocab = _probe(model, str(config["model_type"]))
+    if not _keeps_pages(model):
+        from mlxserve.backends.mlx.bridge_states import SequenceBridge
+
+        spec = _spec(config, length, (), _vocabulary(model))
+        return LoadedModel(spec, SequenceBridge(model), source.quantization, size, LIBRARY, paged=False)
+    probes, vocab = _probe(model)
     spec = _spec(config, length, probes, vocab)
     return LoadedModel(spec, Bridge(model, probes), source.quantization, size, LIBRARY)
 
@@ -161,18 +167,29 @@ def _quantisation(path: str, module: Any, weights: Mapping[str, mx.array]) -> bo
     }
 
 
-def _probe(model: Any, model_type: str) -> tuple[list[Probe], int]:
-    """Runs one token to see what each layer keeps, and how many logits there are."""
+def _keeps_pages(model: Any) -> bool:
+    """Whether every layer keeps the keys and values of all tokens, or of a window, and nothing else."""
     from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-    caches = make_prompt_cache(model)
-    for cache in caches:
-        if type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.keep == 0):
-            continue
-        raise CheckpointError(
-            f"{LIBRARY}'s {model_type} keeps a {type(cache).__name__}, but pages hold keys and values only"
-        )
-    probes = [Probe() for _ in caches]
+    return all(
+        type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.keep == 0)
+        for cache in make_prompt_cache(model)
+    )
+
+
+def _vocabulary(model: Any) -> int:
+    """How many logits there are."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    logits: mx.array = model(mx.array([[0]]), cache=make_prompt_cache(model))
+    return int(logits.shape[-1])
+
+
+def _probe(model: Any) -> tuple[list[Probe], int]:
+    """Runs one token to see what each layer keeps, and how many logits there are."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    probes = [Probe() for _ in make_prompt_cache(model)]
     logits: mx.array = model(mx.array([[0]]), cache=probes)
     return probes, int(logits.shape[-1])
 
