@@ -100,7 +100,9 @@ def run_mlx_lm(workload: Workload, progress: Callable[[int], None]) -> dict[str,
     uids: dict[int, RequestRecord] = {}
 
     def seen(response: Any) -> None:
-        record = uids.setdefault(response.uid, records[len(uids)])
+        if response.uid not in uids:  # they are given in the prompts' order
+            uids[response.uid] = records[len(uids)]
+        record = uids[response.uid]
         now = time.perf_counter() - start
         record.first_token_s = record.first_token_s or now
         record.output_tokens = (record.output_tokens or 0) + 1
