@@ -51,6 +51,10 @@ there is no prefix cache then, each choice of a request computes its own prompt,
 the KV pool's limit. Tested against mlx-lm's own generation, alone, batched, preempted, in chunks and with two choices:
 mamba, mamba2, falcon_h1, lfm2.
 
+Every family is also run in float16 and bfloat16 and held against itself in float32 (`tests/models/test_half.py`);
+positions and frequencies stay in float32. MLX's CPU device has no products with experts in half precision: there,
+mixtral and qwen3_moe run in float32 only, which is the default on a CPU.
+
 RoPE: default, linear, dynamic NTK, llama3, YaRN, longrope. Two of these depend on the length of the text in
 transformers; here the length that the model is served with (`--max-model-len`) decides once, because cached keys
 cannot be rotated again. longrope uses its long factors when that length is beyond the original one, and dynamic NTK

@@ -6,7 +6,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mlxserve.backends import get_backend
@@ -78,7 +80,7 @@ class Model:
         rows: list[list[Logits]] = [[] for _ in prompts]
         for step in steps(mode, [len(p) for p in prompts]):
             host = self.host(self.batch(prompts, tables, done, step))
-            out = np.from_dlpack(self.backend.forward(self.loaded.decoder, pool, host, None, False))
+            out = _float32(self.backend.forward(self.loaded.decoder, pool, host, None, False))
             for sequence, n in step:
                 rows[sequence].append(out[:n])
                 out = out[n:]
@@ -107,6 +109,13 @@ class Model:
         return b
 
 
+def _float32(logits: torch.Tensor | mx.array) -> Logits:
+    """On the host; numpy has no bfloat16."""
+    if isinstance(logits, torch.Tensor):
+        return logits.float().numpy()
+    return np.array(logits.astype(mx.float32))
+
+
 def _fill_with_nan(pool: Any) -> None:
     for pages in (*pool.k_pools, *pool.v_pools) if isinstance(pool, TorchPool | NativePool) else (*pool.k, *pool.v):
         pages *= float("nan")  # not an assignment, which in MLX would leave one element seen everywhere
@@ -114,7 +123,6 @@ def _fill_with_nan(pool: Any) -> None:
 
 def oracle(path: Any, prompts: Sequence[Sequence[int]]) -> list[Logits]:
     """transformers' logits of each prompt alone, in float32."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
