@@ -87,3 +87,22 @@ def test_arms_are_compared_and_a_failed_one_does_not_stop_the_others(
     assert (torch["requests"], torch["failed"], torch["padded_tokens"]) == (2, 0, 0)
     assert torch["output_tokens_per_s"] == pytest.approx(6 / torch["duration_s"])
     assert torch["peak_memory_mib"] > 50
+
+
+@pytest.mark.parametrize("name", ["transformers", "mlx-lm"])
+def test_a_baseline_gives_every_prompt_its_tokens(name: str, model: Path) -> None:
+    if missing := NAMES[name].missing(model):
+        pytest.skip(missing)
+    done: list[int] = []
+    engine = EngineConfig(max_num_seqs=2)
+    workload = Workload(model=ModelConfig(model=str(model)), engine=engine, num_prompts=3, max_tokens=3)
+    result = run_arm(NAMES[name], workload, done.append)
+    assert sum(done) == 3
+    assert [record.output_tokens for record in result.records] == [3, 3, 3]
+    assert all(record.end_s and record.prompt_tokens for record in result.records)
+    if name == "transformers":  # the first batch's two prompts differ in length, the second batch has one
+        first, second, _ = (record.prompt_tokens or 0 for record in result.records)
+        assert result.padded_tokens == abs(first - second)
+        assert result.records[0].first_token_s is None
+    else:
+        assert all(record.first_token_s for record in result.records)
