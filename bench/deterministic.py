@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.decode import decode_rate, prefill_rate
+from bench.engines import decode_rate, prefill_rate
 from mlxserve import LLM
 from mlxserve.benchmark.machine import describe
 

@@ -5,6 +5,7 @@ Knows token ids only.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,15 @@ from mlxserve.errors import MlxserveError
 _BATCH = 512
 
 
+# By default every allocation is told on stderr; failures come back as a status too.
+_no_log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+
+
 class LlamaCpp:
     """A model and a context of ``sequences`` sequences of up to ``length`` tokens. Close it, or use it in ``with``."""
 
     def __init__(self, path: Path, sequences: int, length: int) -> None:
+        llama_cpp.llama_log_set(_no_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
