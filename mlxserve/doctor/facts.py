@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.backends.memory import CGROUP, free_host_memory
+from mlxserve.backends.torch.native.build import BuildError, check, find_compiler
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.checkpoint import embedded_model_path
 
@@ -59,6 +60,8 @@ class Facts:
     working_set: int | None = None  # what Metal recommends to use at most
     kernels: tuple[Mapping[str, Any], ...] = field(default=())  # selftest.Result, as plain data
     mlx_failure: str | None = None  # MLX is there, but its process failed
+    compiler: str | None = None  # the C++ compiler's path
+    operators_failure: str | None = None  # why torch's C++ operators cannot be built
 
 
 def collect(host: str, port: int) -> Facts:
@@ -90,6 +93,8 @@ def collect(host: str, port: int) -> Facts:
         working_set=mlx.get("working_set"),
         kernels=tuple(mlx.get("results", ())),
         mlx_failure=failure,
+        compiler=find_compiler(),
+        operators_failure=_operators_failure(),
     )
 
 
@@ -111,6 +116,14 @@ def _self_test() -> tuple[dict[str, Any], str | None]:
         return {}, f"the self-test ended with status {done.returncode}: {last}"
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result, None
+
+
+def _operators_failure() -> str | None:
+    try:
+        check()
+    except BuildError as error:
+        return str(error)
+    return None
 
 
 def _sysctl(name: str) -> int | None:

@@ -103,6 +103,23 @@ def _backends(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "torch", torch)
     else:
         yield Finding("warn", "torch", f"{torch}, made for {TORCH}", f"pip install torch=={TORCH}")
+    if facts.gpu is None or not mac:  # else torch is only what was asked for by name
+        yield _operators(facts)
+
+
+def _operators(facts: Facts) -> Finding:
+    """The torch backend's, which ``serve`` builds at its first start."""
+    if facts.operators_failure is None:
+        return Finding("ok", "C++ operators", f"can be built with {facts.compiler}")
+    detail = (
+        f"{facts.operators_failure}; the torch backend falls back to float32: 4-bit weights then take about 6 times "
+        "the memory, and answers come much more slowly"
+    )
+    if facts.compiler is None:
+        remedy = "install a C++ compiler: apt install g++, dnf install gcc-c++, or xcode-select --install on a Mac"
+    else:
+        remedy = "update the compiler (it must know C++20 and this CPU), or serve on a CPU that has what is missing"
+    return Finding("warn", "C++ operators", detail, remedy)
 
 
 def _memory(facts: Facts) -> Finding:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +18,7 @@ from mlxserve.backends import get_backend
 from mlxserve.backends.torch.backend import TorchBackend
 from mlxserve.backends.torch.native import select as selection
 from mlxserve.backends.torch.native.backend import NativeBackend
-from mlxserve.backends.torch.native.build import BuildError, build
+from mlxserve.backends.torch.native.build import TIMEOUT_S, BuildError, build, check
 from mlxserve.backends.torch.native.library import Library
 from mlxserve.config import CpuWeights, ModelConfig
 from mlxserve.errors import ConfigError
@@ -61,6 +67,104 @@ def test_an_error_is_one_line_and_leaves_nothing(sources: Path, tmp_path: Path) 
 def test_no_compiler(sources: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"no C\+\+ compiler is installed \(looked for no-such-compiler\)"):
         build(tmp_path, sources, compilers=("no-such-compiler",))
+
+
+class TestCheck:
+    """What ``build`` would refuse is refused without compiling."""
+
+    def test_what_can_be_built(self, sources: Path) -> None:
+        check(sources)
+        check()
+
+    def test_no_compiler(self, sources: Path) -> None:
+        with pytest.raises(BuildError, match=r"no C\+\+ compiler is installed"):
+            check(sources, compilers=("no-such-compiler",))
+
+    def test_a_cpu_that_the_compiler_does_not_know(self, sources: Path) -> None:
+        with pytest.raises(BuildError, match="no-such-cpu"):
+            check(sources, cpu="no-such-cpu")
+
+    @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's names")
+    def test_a_cpu_that_the_sources_refuse(self) -> None:
+        with pytest.raises(BuildError, match="this CPU has neither AVX-512"):
+            check(cpu="x86-64")
+
+    def test_nothing_is_compiled(self, sources: Path) -> None:
+        (sources / "answer.cpp").write_text("this is no C++, but it can be preprocessed\n")
+        check(sources)
+
+
+class TestInterrupted:
+    """The compiler and its file go with whoever started it. The one here never ends by itself."""
+
+    @pytest.fixture
+    def slow(self, tmp_path: Path) -> str:
+        """A compiler that says its id and that of a process of its own, then waits."""
+        path = tmp_path / "slow-compiler"
+        path.write_text(
+            f'#!/bin/sh\ncase "$*" in *-dM*) exit;; esac\nsleep 100 &\necho $$ $! > {tmp_path}/ids.new\n'
+            f"mv {tmp_path}/ids.new {tmp_path}/ids\nwait\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    def compiling(self, tmp_path: Path) -> list[int]:
+        eventually((tmp_path / "ids").exists)
+        ids = [int(word) for word in (tmp_path / "ids").read_text().split()]
+        assert all(map(alive, ids))
+        assert len(list((tmp_path / "cache").iterdir())) == 1
+        return ids
+
+    def all_gone(self, ids: list[int], tmp_path: Path) -> None:
+        eventually(lambda: not any(map(alive, ids)))
+        eventually(lambda: not list((tmp_path / "cache").iterdir()))
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_by_a_signal(self, sources: Path, tmp_path: Path, slow: str, number: signal.Signals) -> None:
+        script = "import sys; from pathlib import Path; from mlxserve.backends.torch.native.build import build\n"
+        script += "build(Path(sys.argv[1]), Path(sys.argv[2]), (sys.argv[3],))"
+        command = [sys.executable, "-c", script, str(tmp_path / "cache"), str(sources), slow]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
+            ids = self.compiling(tmp_path)
+            builder.send_signal(number)
+            builder.wait(3)
+        self.all_gone(ids, tmp_path)
+
+    def test_by_its_time_limit(self, sources: Path, tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("mlxserve.backends.torch.native.build.TIMEOUT_S", 1.0)
+        with pytest.raises(BuildError, match="slow-compiler did not end within 1 s"):
+            build(tmp_path / "cache", sources, (slow,))
+        self.all_gone([int(word) for word in (tmp_path / "ids").read_text().split()], tmp_path)
+
+    def test_what_a_stopped_machine_left_is_removed(self, sources: Path, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        cache.mkdir()
+        for name, age_s in (("unfinished-old.so", 2 * TIMEOUT_S + 60), ("unfinished-new.so", 0)):
+            (cache / name).touch()
+            os.utime(cache / name, (time.time() - age_s,) * 2)
+        library = build(cache, sources)
+        assert {path.name for path in cache.iterdir()} == {library.name, "unfinished-new.so"}
+
+
+def alive(process: int) -> bool:
+    """Zombies, whom nobody may have waited for yet, are not."""
+    ps = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
+    return ps.stdout.strip()[:1] not in ("", "Z")
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_it_is_said_when_something_is_compiled_and_only_then(sources: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    build(tmp_path, sources, notify=said.append)
+    assert said == ["building the C++ operators, once (some seconds)"]
+    build(tmp_path, sources, notify=said.append)
+    assert len(said) == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
