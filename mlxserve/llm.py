@@ -28,6 +28,7 @@ from mlxserve.text.processor import TextProcessor
 from mlxserve.types import Delta, FinishReason, ModelInfo, Request, SamplingParams, TokenLogprob, Usage
 
 Progress = Callable[[int, int], None]  # tensors read so far, tensors in all
+Notify = Callable[[str], None]  # told what takes long, in words for the user
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]  # OpenAI messages
 
@@ -77,7 +78,9 @@ def open_model(model: ModelConfig) -> Checkpoint:
     return quantized(checkpoint, 4 if model.quant == "int4" else 8, model.group_size)
 
 
-def choose_backend(checkpoint: Checkpoint, model: ModelConfig, engine: EngineConfig) -> Backend[Any, Any]:
+def choose_backend(
+    checkpoint: Checkpoint, model: ModelConfig, engine: EngineConfig, notify: Notify | None = None
+) -> Backend[Any, Any]:
     """What ``assemble`` loads the checkpoint on. Raises ConfigError, and CheckpointError as ``model_spec`` does."""
     return get_backend(
         model.backend,
@@ -88,14 +91,17 @@ def choose_backend(checkpoint: Checkpoint, model: ModelConfig, engine: EngineCon
         cpu_weights=model.cpu_weights,
         spec=lambda: model_spec(checkpoint.config, engine.max_model_len),
         metal=model.metal,
+        notify=notify,
     )
 
 
-def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> Assembly:
+def assemble(
+    model: ModelConfig, engine: EngineConfig, progress: Progress | None = None, notify: Notify | None = None
+) -> Assembly:
     """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
     checkpoint = open_model(model)
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
-    backend = choose_backend(checkpoint, model, engine)
+    backend = choose_backend(checkpoint, model, engine, notify)
     device = device_thread()
     loaded = device.submit(load_model, checkpoint, backend, engine.max_model_len, progress).result()
     spec = loaded.spec
@@ -126,7 +132,7 @@ def assemble(model: ModelConfig, engine: EngineConfig, progress: Progress | None
 
 
 def _default_sampling(generation_config: Mapping[str, Any]) -> dict[str, float]:
-    """What the model's authors recommend, where generation_config.json says so."""
+    """What the model's authors recommend, where the checkpoint has it."""
     return {
         name: generation_config[name]
         for name in _SAMPLING_DEFAULTS
@@ -146,10 +152,12 @@ class LLM:
         self._assemble(assemble(config, EngineConfig(**options)))
 
     @classmethod
-    def from_config(cls, model: ModelConfig, engine: EngineConfig, progress: Progress | None = None) -> LLM:
+    def from_config(
+        cls, model: ModelConfig, engine: EngineConfig, progress: Progress | None = None, notify: Notify | None = None
+    ) -> LLM:
         """The same from settings that exist already."""
         self = cls.__new__(cls)
-        self._assemble(assemble(model, engine, progress))
+        self._assemble(assemble(model, engine, progress, notify))
         return self
 
     def _assemble(self, parts: Assembly) -> None:

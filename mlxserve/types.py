@@ -154,7 +154,7 @@ class ModelInfo:
     num_blocks: int
     max_num_seqs: int
     eos_token_ids: tuple[int, ...]
-    default_sampling: dict[str, float] = field(default_factory=dict)  # generation_config.json: temperature, top_p, ...
+    default_sampling: dict[str, float] = field(default_factory=dict)  # the model's own: temperature, top_p, ...
     prefix_cache: bool = True
 
 

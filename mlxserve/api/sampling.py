@@ -32,7 +32,7 @@ def sampling_params(
 ) -> SamplingParams:
     """Raises BadRequest naming the field that is out of range.
 
-    An absent field has the value of the model's generation_config.json, else the default of SamplingParams.
+    An absent field has the model's own default (``info.default_sampling``), else the default of SamplingParams.
     """
     given = {name: getattr(body, name) for name in _DEFAULTED}
     chosen = info.default_sampling | {name: value for name, value in given.items() if value is not None}

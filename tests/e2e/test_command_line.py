@@ -114,6 +114,7 @@ def test_a_server_says_its_plan_and_ends_cleanly() -> None:
             "KiB a token",
             "blocks",
             "512 tokens",
+            "temperature 0.2, top_p 0.9, where a request gives none",
             server.base_url,
         ):
             assert word in plan

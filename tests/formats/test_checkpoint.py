@@ -33,6 +33,7 @@ def test_the_embedded_model() -> None:
     assert isinstance(opened.tokenizer, GGUFTokenizer)
     assert len(opened.tokenizer.tokens) == opened.config["vocab_size"] == 49152
     assert len(opened.source.names()) == 272
+    assert opened.generation_config == {"temperature": 0.2, "top_p": 0.9}
 
 
 def test_the_embedded_package_is_never_imported() -> None:

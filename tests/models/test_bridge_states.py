@@ -195,4 +195,5 @@ def test_the_start_says_what_it_cannot_do(tmp_path: Path) -> None:
         parts.core.close()
     assert "mlx-lm's model code, sequence by sequence" in said
     assert "no prefix cache" in said
+    assert "temperature 1, where a request gives none" in said
     assert not parts.info.prefix_cache
