@@ -28,10 +28,12 @@ def get_backend(
     cpu_weights: CpuWeights = "auto",
     spec: Callable[[], ModelSpec] | None = None,
     metal: MetalConfig | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Backend[Any, Any]:
     """``auto`` is mlx on Apple Silicon, else torch. dtype ``auto`` is float32 on CPUs, the checkpoint's own on Metal.
 
-    ``spec`` says what model it is for: without it, torch never uses the C++ operators.
+    ``spec`` says what model it is for: without it, torch never uses the C++ operators. ``notify`` is told, in words for
+    the user, what takes long at a first start.
 
     Raises ConfigError when the backend's library is not installed, with the remedy, for ``deterministic`` or a chosen
     ``attention`` or ``cpu_weights`` on mlx, and for quantised ``cpu_weights`` that cannot be had.
@@ -41,7 +43,9 @@ def get_backend(
     if importlib.util.find_spec(name) is None:
         raise ConfigError("--backend", name, f"{name} is not installed: pip install '{REMEDIES[name]}'")
     if name == "torch":
-        return _torch_backend("float32" if dtype == "auto" else dtype, attention, deterministic, cpu_weights, spec)
+        return _torch_backend(
+            "float32" if dtype == "auto" else dtype, attention, deterministic, cpu_weights, spec, notify
+        )
     if attention != "auto":
         raise ConfigError("--attention-backend", attention, "mlx chooses its own: add --backend torch")
     if cpu_weights != "auto":
@@ -62,6 +66,7 @@ def _torch_backend(
     deterministic: bool,
     cpu_weights: CpuWeights,
     spec: Callable[[], ModelSpec] | None,
+    notify: Callable[[str], None] | None,
 ) -> Backend[Any, Any]:
     """The C++ operators where they can run (they are deterministic by nature), else torch's own."""
     from mlxserve.backends.torch.backend import TorchBackend
@@ -73,7 +78,7 @@ def _torch_backend(
         try:
             if dtype != "float32" or attention != "auto":
                 raise Unavailable("the C++ operators need --dtype float32 and --attention-backend auto")
-            return select(cpu_weights, spec(), cache_directory())
+            return select(cpu_weights, spec(), cache_directory(), notify)
         except Unavailable as error:
             if cpu_weights != "auto":
                 raise ConfigError("--cpu-weights", cpu_weights, str(error)) from error

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from mlxserve.cli.progress import notice
 from mlxserve.cli.startup import startup_plan
 from mlxserve.config import EngineConfig, ModelConfig
 from mlxserve.engine.interfaces import EngineCore
@@ -17,7 +18,7 @@ from mlxserve.types import ModelInfo
 def build(
     model: ModelConfig, engine: EngineConfig, progress: Callable[[int, int], None]
 ) -> tuple[EngineCore, ModelInfo, list[str]]:
-    parts = assemble(model, engine, progress)
+    parts = assemble(model, engine, progress, notice)
     return parts.core, parts.info, startup_plan(parts)
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from mlxserve.cli.options import add_engine_options, add_model_options, engine_config, model_config
+from mlxserve.cli.progress import notice
 from mlxserve.llm import LLM
 from mlxserve.types import SamplingParams
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         top_k=args.top_k,
         seed=args.seed,
     )
-    with LLM.from_config(model_config(args), engine_config(args)) as llm:
+    with LLM.from_config(model_config(args), engine_config(args), notify=notice) as llm:
         prompt = llm.chat_prompt([{"role": "user", "content": args.prompt}]) if args.chat else args.prompt
         pieces = llm.stream(prompt, params, starts_text=args.chat)
         if args.no_stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mlxserve.cli.progress import notice
 from mlxserve.cli.sizes import size
 from mlxserve.config import EngineConfig, ModelConfig
 from mlxserve.errors import MlxserveError
@@ -38,7 +39,7 @@ def fits(model: LocalModel) -> str:
     engine = EngineConfig()
     try:
         checkpoint = open_checkpoint(str(model.path))
-        backend = choose_backend(checkpoint, ModelConfig(), engine)
+        backend = choose_backend(checkpoint, ModelConfig(), engine, notice)
         plan = footprint(checkpoint, backend, engine)
     except MlxserveError as error:
         return f"no: {error.message}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from mlxserve.cli.options import add_engine_options, engine_config
+from mlxserve.cli.progress import notice
 from mlxserve.cli.sizes import GIB, KIB, size
 from mlxserve.config import BackendName, DtypeName, EngineConfig, ModelConfig
 from mlxserve.formats.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_config(args)
     model = ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype)
     with Hub().outlined(args.model) as checkpoint:
-        backend = choose_backend(checkpoint, model, engine)
+        backend = choose_backend(checkpoint, model, engine, notice)
         here = footprint(checkpoint, backend, engine)
         print("\n".join(this_machine(checkpoint, here, engine, backend.free_memory())))
         print("\n".join(macs(metal_footprint(checkpoint, engine), engine)))

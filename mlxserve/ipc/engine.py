@@ -37,6 +37,7 @@ from mlxserve.ipc.messages import (
     SnapshotTaken,
     ToEngine,
 )
+from mlxserve.ipc.totals import added, stopped
 from mlxserve.types import Delta, ModelInfo, Request, Snapshot, Stats
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,10 @@ class ProcessEngine:
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[FromEngine] | None = None
-        self._stats: Stats | None = None
+        self._loading = False
+        self._stats: Stats | None = None  # of all processes so far together
+        self._earlier: Stats | None = None  # of those that have ended
+        self._started_s = 0.0  # monotonic time at which the first process was ready
         self._heard_s = 0.0  # monotonic time of the newest stats
         self._thread = threading.Thread(target=self._supervise, name="mlxserve-engine", daemon=True)
 
@@ -122,11 +126,16 @@ class ProcessEngine:
         self._send(Abort(request_id, index, keep))
 
     def stats(self) -> Stats:
-        """As the process last told them, at most a heartbeat old while it is healthy."""
+        """As the process last told them, at most a heartbeat old while it is healthy. Counters and uptime are the
+        server's: they go on when the process is started again."""
         with self._lock:
             assert self._stats is not None, "not started"
             age = time.monotonic() - self._heard_s
-            return replace(self._stats, last_step_age_s=self._stats.last_step_age_s + age)
+            return replace(
+                self._stats,
+                uptime_s=self._stats.uptime_s + age,
+                last_step_age_s=self._stats.last_step_age_s + age,
+            )
 
     async def snapshot(self) -> Snapshot:
         """What the engine holds between two steps. Raises EngineUnavailable when it is down."""
@@ -150,13 +159,15 @@ class ProcessEngine:
 
     def shutdown(self, drain_s: float = 0.0) -> None:
         """Refuses new requests, lets those in flight go on for up to ``drain_s`` seconds, aborts the rest and ends the
-        process. Idempotent. Blocks."""
+        process: at once while it loads. Idempotent. Blocks."""
         with self._lock:
             self._down = "The engine is shutting down"
             self._closing.set()
-            process, in_flight = self._process, self._readers.ids()
+            process, in_flight, loading = self._process, self._readers.ids(), self._loading
         self._send(Shutdown())
         if process is not None:
+            if loading:  # it listens only when it is done, and has nothing to lose
+                process.kill()
             if in_flight and not _ended(process, drain_s):
                 for request_id in in_flight:
                     self._send(Abort(request_id))
@@ -192,12 +203,15 @@ class ProcessEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [*self._command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's signals are for the server, which ends it
             )
         channel: Channel[FromEngine] = Channel(ours, FromEngine)
         self._incoming = channel.receive()
         with self._lock:
-            self._process, self._channel = process, channel
+            self._process, self._channel, self._loading = process, channel, True
         self._send(self._configure)
         try:
             for message in self._incoming:
@@ -215,8 +229,11 @@ class ProcessEngine:
 
     def _ready(self, message: Ready) -> None:
         with self._lock:
+            self._loading = False
             if not self._closing.is_set():
                 self._down = None
+            if self._stats is None:
+                self._started_s = time.monotonic() - message.stats.uptime_s
             self._note(message.stats)
 
     def _supervise(self) -> None:
@@ -271,12 +288,18 @@ class ProcessEngine:
             case SnapshotTaken(number, snapshot):
                 with self._lock:
                     loop, answer = self._snapshots.pop(number)
+                    snapshot = replace(snapshot, stats=self._whole(snapshot.stats))
                 call(loop, partial(_settle, answer, snapshot))
 
     def _note(self, stats: Stats | None) -> None:
         if stats is not None:
-            self._stats = stats
+            self._stats = self._whole(stats)
             self._heard_s = time.monotonic()
+
+    def _whole(self, stats: Stats) -> Stats:
+        """A process's figures as the server's."""
+        whole = stats if self._earlier is None else added(stats, self._earlier)
+        return replace(whole, uptime_s=time.monotonic() - self._started_s)
 
     def _lost(self, reason: str) -> None:
         """Tells everybody who waits that the process is gone."""
@@ -286,6 +309,8 @@ class ProcessEngine:
                 self._down = reason
                 _log.error("%s", reason)
             assert self._channel is not None
+            assert self._stats is not None
+            self._stats = self._earlier = stopped(self._stats)
             self._channel.close()
             self._readers.fail_all(error)
             waiting, self._snapshots = self._snapshots, {}

@@ -180,7 +180,7 @@ def spec(**over: object) -> ModelSpec:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch, library_path: Path) -> None:
-    monkeypatch.setattr(selection, "build", lambda cache: library_path)
+    monkeypatch.setattr(selection, "build", lambda cache, notify: library_path)
     monkeypatch.setattr(selection, "OUTPUTS", 64)
 
 
@@ -226,7 +226,7 @@ class TestSelection:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(cache: Path) -> Path:
+    def refuse(cache: Path, notify: object) -> Path:
         raise BuildError("no C++ compiler is installed")
 
     monkeypatch.setattr(selection, "build", refuse)

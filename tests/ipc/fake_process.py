@@ -1,4 +1,5 @@
-"""An engine's process over a FakeRunner. A model named "broken" cannot be loaded, "slow" takes a second; a prompt that
+"""An engine's process over a FakeRunner. A model named "broken" cannot be loaded, "slow" takes a second, "endless" does
+not end loading; a prompt that
 begins with 666 kills the process when it is computed. An argument before the socket's number names a file that gets the
 process's id."""
 
@@ -38,7 +39,7 @@ def build(
     if model.model == "crash":
         os._exit(7)
     progress(1, 2)
-    time.sleep(1.0 if model.model == "slow" else 0.0)
+    time.sleep({"slow": 1.0, "endless": 3600.0}.get(model.model, 0.0))
     progress(2, 2)
     runner = DeadlyRunner(num_blocks=400, vocab_size=VOCAB, step_s=0.002)
     info = ModelInfo(

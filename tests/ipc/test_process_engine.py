@@ -12,9 +12,11 @@ from contextlib import aclosing, contextmanager
 
 import pytest
 
+from mlxserve.api.metrics import _COUNTERS
 from mlxserve.config import EngineConfig, ModelConfig
 from mlxserve.errors import BadRequest, CheckpointError, EngineUnavailable
 from mlxserve.ipc.engine import ProcessEngine
+from mlxserve.ipc.totals import COUNTERS
 from mlxserve.types import Request
 from tests.engine.support import Outputs, collect, expected, request
 from tests.ipc.fake_process import DEADLY
@@ -138,6 +140,39 @@ def test_a_crash_is_told_and_the_engine_comes_back() -> None:
         play(scenario)
 
 
+def test_counters_and_uptime_go_on_when_the_process_is_started_again() -> None:
+    """What was in flight has failed, so that every request that was counted has ended one way or another."""
+
+    async def scenario() -> None:
+        await read(engine, request("whole", max_tokens=20))
+        steady = asyncio.create_task(read(engine, request("steady", max_tokens=400, ignore_eos=True)))
+        await eventually(lambda: engine.stats().requests_active == 1 and engine.stats().requests_completed == 1)
+        before, pid = engine.stats(), engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineUnavailable):
+            await steady
+        down = engine.stats()
+        await eventually(lambda: engine.healthy() is None)
+        assert engine.pid != pid
+        await read(engine, request("again", max_tokens=20))
+        await eventually(lambda: engine.stats().requests_completed == 2)
+        back, seen = engine.stats(), (await engine.snapshot()).stats
+        for earlier, later in ((before, down), (down, back), (back, seen)):
+            assert all(getattr(earlier, name) <= getattr(later, name) for name in (*COUNTERS, "uptime_s"))
+        for stats in (back, seen):
+            assert (stats.requests_total, stats.requests_completed, stats.errors_total) == (3, 2, 1)
+        assert (down.requests_active, down.errors_total) == (0, 1)
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_every_figure_that_grows_is_kept() -> None:
+    """The Prometheus counters are figures of Stats whose names are told here once more."""
+    assert set(COUNTERS) == {field for _, _, field in _COUNTERS}
+
+
 def test_while_it_is_down_requests_are_refused_at_once() -> None:
     async def scenario() -> None:
         assert engine.pid is not None
@@ -175,6 +210,27 @@ def test_shutdown_drains() -> None:
 
     with running() as engine:
         play(scenario)
+
+
+def test_one_that_loads_is_ended_at_once() -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    engine = ProcessEngine(COMMAND, ModelConfig(model="endless"), EngineConfig())
+    with pytest.raises(KeyboardInterrupt):
+        engine.start(interrupt)
+    started = time.monotonic()
+    engine.shutdown()
+    assert time.monotonic() - started < 1
+    assert engine._process is not None
+    assert engine._process.poll() == -signal.SIGKILL
+
+
+def test_the_terminals_signals_are_not_for_the_process() -> None:
+    """Ctrl-C goes to the whole foreground group, and it may still be importing."""
+    with running() as engine:
+        assert engine.pid is not None
+        assert os.getsid(engine.pid) == engine.pid != os.getsid(0)
 
 
 def test_the_process_does_not_outlive_its_server() -> None:

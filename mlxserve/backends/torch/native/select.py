@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,12 +29,14 @@ class Unavailable(Exception):
     """Why the C++ operators cannot run here, in a few words."""
 
 
-def select(weights: Form | Literal["auto"], spec: ModelSpec, cache: Path) -> NativeBackend:
-    """Builds the library into ``cache`` if it is not there. Raises Unavailable."""
+def select(
+    weights: Form | Literal["auto"], spec: ModelSpec, cache: Path, notify: Callable[[str], None] | None = None
+) -> NativeBackend:
+    """Builds the library into ``cache`` if it is not there, which ``notify`` is told. Raises Unavailable."""
     if not covers(spec):
         raise Unavailable(f"the C++ operators do not cover {spec.family}")
     try:
-        library = Library(build(cache), torch.get_num_threads())
+        library = Library(build(cache, notify=notify), torch.get_num_threads())
     except (BuildError, OSError) as error:
         raise Unavailable(str(error)) from error
     if weights != "auto":
