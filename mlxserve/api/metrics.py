@@ -98,7 +98,7 @@ _COUNTERS = (
     ("steps", "Steps of the scheduler", "steps_total"),
 )
 _GAUGES = (
-    ("uptime_seconds", "Time since the engine started", "uptime_s"),
+    ("uptime_seconds", "Time since the engine was first ready", "uptime_s"),
     ("requests_active", "Requests in the engine, waiting or running", "requests_active"),
     ("requests_running", "Requests that are being computed", "requests_running"),
     ("queue_depth", "Requests that wait", "queue_depth"),
