@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -18,9 +19,12 @@ from starlette.types import ASGIApp
 
 from mlxserve.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 65  # longer than clients keep an idle connection, so that they never send into one being closed
+_LATE_S = 5  # after which uvicorn gives up answers that do not end when they are cancelled
+_WATCHERS_S = 0.05  # in which the streams of those who watch end, so that they are not counted
 _SWITCH_S = 0.001  # a thread that tokenises hands the interpreter back to the event loop after at most this
 
 
@@ -88,11 +92,11 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=drain_s,
+        timeout_graceful_shutdown=drain_s + _LATE_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
     url = address(listening)
-    server = _Server(config, lambda: on_ready and on_ready(url), on_drain)
+    server = _Server(config, lambda: on_ready and on_ready(url), on_drain, drain_s)
     gc.freeze()  # what is loaded by now stays: the collector need not walk it while requests run
     server.run(sockets=[listening])
 
@@ -101,11 +105,16 @@ class _Server(uvicorn.Server):
     """uvicorn's server, except that a signal which ends it is not raised again afterwards."""
 
     def __init__(
-        self, config: uvicorn.Config, on_started: Callable[[], object], on_drain: Callable[[], None] | None
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], object],
+        on_drain: Callable[[], None] | None,
+        drain_s: float,
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
         self._on_drain = on_drain
+        self._drain_s = drain_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -115,7 +124,13 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._on_drain is not None:
             self._on_drain()
+            await asyncio.sleep(_WATCHERS_S)
+        if count := len(self.server_state.tasks):
+            answers = f"{count} answer{'s' * (count != 1)}"
+            _log.warning("Waiting up to %g s for %s under way; another Ctrl-C ends this now", self._drain_s, answers)
+        late = asyncio.get_running_loop().call_later(self._drain_s, self._cancel)
         await super().shutdown(sockets)
+        late.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -130,6 +145,9 @@ class _Server(uvicorn.Server):
 
     def _end(self) -> None:
         if self.should_exit:
-            for task in self.server_state.tasks:
-                task.cancel()
+            self._cancel()
         self.should_exit = True
+
+    def _cancel(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +30,18 @@ class KernelTimes:
     table: str
 
 
-def measure_kernels(progress: Callable[[], object]) -> KernelTimes:
-    """``progress`` is called after each measurement. Raises MlxserveError without MLX or without a GPU."""
+def require_gpu() -> None:
+    """Raises MlxserveError where there is no MLX, or no GPU that it can use."""
+    if platform.system() != "Darwin" or platform.machine() != "arm64":
+        raise MlxserveError(
+            "`mlxserve bench kernels` times kernels on the GPU of Apple Silicon, which this machine lacks"
+        )
     if importlib.util.find_spec("mlx") is None:
         raise MlxserveError("`mlxserve bench kernels` needs MLX: pip install 'mlxserve[mlx]'")
+
+
+def measure_kernels(progress: Callable[[], object]) -> KernelTimes:
+    """``progress`` is called after each measurement. Where ``require_gpu`` passes."""
     from mlxserve.backends.mlx import measure
 
     kernels, grid = measure.gpu_kernels(), measure.Grid()

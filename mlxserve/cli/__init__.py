@@ -43,8 +43,13 @@ class OneLineParser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser(argv).parse_args(argv)
+    args = argparse.Namespace(debug=False)
     try:
+        parser = build_parser(argv)
+        if not argv:
+            parser.print_help(sys.stderr)
+            return 2
+        args = parser.parse_args(argv)
         return int(args.run(args))
     except MlxserveError as error:
         if args.debug:

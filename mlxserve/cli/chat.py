@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--spawn", action="store_true", help="start a server for this chat, and end it afterwards")
     group = parser.add_argument_group("with --spawn")
     group.add_argument("--model", metavar="M", help="what is served (default: $MLXSERVE_MODEL or smollm2-135m)")
-    group.add_argument("--serve-args", metavar="ARGS", default="", help="flags of `mlxserve serve`, in one string")
+    group.add_argument(
+        "--serve-args", metavar="ARGS", default="", help="flags of `mlxserve serve`: --serve-args='--strict'"
+    )
     group.add_argument("--server-log", type=Path, metavar="FILE", help="where the server's output goes")
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", default="", help="the system prompt")
@@ -52,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
     store = Store(args.data_dir or default_directory())
     if args.list:
-        for number, conversation in enumerate(store.list(), 1):
+        kept = store.list()
+        if not kept:
+            print("no conversation is kept yet")
+        for number, conversation in enumerate(kept, 1):
             print(f"{number:3}  {conversation.updated[:16].replace('T', ' ')}  {conversation.title or 'Untitled'}")
         return 0
     if not sys.stdin.isatty():

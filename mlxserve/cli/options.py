@@ -28,7 +28,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="M",
         default=model_from_environment(),
-        help="smollm2-135m, a directory in Hugging Face form, or a .gguf file (default: $MLXSERVE_MODEL, smollm2-135m)",
+        help="smollm2-135m, a directory in Hugging Face form, a .gguf file, or org/name[@revision] on the hub "
+        "(default: $MLXSERVE_MODEL, smollm2-135m)",
     )
     group.add_argument(
         "--backend", choices=get_args(BackendName), default="auto", help="auto: mlx on Apple Silicon, else torch"

@@ -19,6 +19,7 @@ from mlxserve.llm import open_model
 from mlxserve.text.load import load_text
 from mlxserve.types import ModelInfo
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # -P: not the working directory, where a model's files may lie, but the installed packages are imported.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlxserve.cli.engine_process")
 
@@ -41,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
     config = ServerConfig(host=args.host, port=args.port, served_model_names=tuple(args.served_model_name))
     keys = _read_keys(args.api_key_file)
     engine_settings = engine_config(args)
+    if not keys and config.host not in LOOPBACK:
+        print(
+            f"warning: anyone who reaches {config.host} can use this server: --api-key-file asks for a key",
+            file=sys.stderr,
+        )
     listening = server.bind(config.host, config.port)  # first: a taken port must not cost the loading of a model
     model = model_config(args)
     checkpoint = open_model(model)

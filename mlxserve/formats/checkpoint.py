@@ -82,7 +82,8 @@ def open_checkpoint(model: str) -> Checkpoint:
         return _from_directory(path)
     if not is_file:
         raise CheckpointError(
-            f"the model {shown} is neither {EMBEDDED_MODEL!r}, nor a directory, nor a .gguf file that exists"
+            f"the model {shown} is neither {EMBEDDED_MODEL!r}, nor a directory or .gguf file that exists, "
+            "nor org/name on the hub"
         )
     if path.suffix.lower() == ".gguf":
         return _from_gguf(path, path.stem)

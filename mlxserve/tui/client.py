@@ -97,7 +97,8 @@ class ChatClient:
     """Connections to one server; an async context manager. Raises ConfigError when the URL is none."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        address = base_url if "://" in base_url else f"http://{base_url}"
+        self.base_url = address.rstrip("/").removesuffix("/v1")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         # A long prompt may take minutes before its first token, so only connecting is limited.
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
@@ -106,6 +107,8 @@ class ChatClient:
             self._http = httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=timeout, trust_env=False)
         except httpx.InvalidURL as error:
             raise ConfigError("--base-url", base_url, f"that is no address: {error}") from None
+        if self._http.base_url.scheme not in ("http", "https"):
+            raise ConfigError("--base-url", base_url, "must begin with http:// or https://")
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -122,7 +125,7 @@ class ChatClient:
         except httpx.TimeoutException:
             return NotReady("it does not answer yet")
         except httpx.HTTPError as error:
-            return NotReady(f"no server answers ({type(error).__name__})")
+            return NotReady(f"no server answers: {error}" if str(error) else "no server answers")
         if response.status_code in (200, 404):  # other servers of the same interface may have no /health
             return None
         return _not_ready(response)

@@ -35,7 +35,7 @@ def main() -> None:
 
     settings = ApiSettings(served_names=("fake",), open_after_s=0.05)
     app = create_app(engine, tiny_text(), engine.info, settings, pages=[Route("/fake", told)])
-    serve(app, "127.0.0.1", 0, on_ready=lambda url: print(url, flush=True), drain_s=5)
+    serve(app, "127.0.0.1", 0, on_ready=lambda url: print(url, flush=True), drain_s=2)
 
 
 if __name__ == "__main__":

@@ -201,6 +201,19 @@ def test_a_signal_drains_and_the_exit_status_is_0(own: Process, number: int) -> 
     assert own.end() == 0
 
 
+def test_what_is_waited_for_is_said_and_ends_with_the_time_limit(own: Process) -> None:
+    connection = own.post("/v1/completions", {"prompt": "wait"})
+    own.wait_for(live=1)
+    own.process.send_signal(signal.SIGINT)
+    assert own.process.stderr is not None
+    line = own.process.stderr.readline()
+    assert line == "Waiting up to 2 s for 1 answer under way; another Ctrl-C ends this now\n"
+    assert own.process.wait(10) == 0
+    assert own.process.stderr.read() == "", "no error of the server's is told beside it"
+    with connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 503")
+
+
 def test_a_second_signal_ends_what_still_runs(own: Process) -> None:
     connection = own.post("/v1/completions", {"prompt": "wait"})
     own.wait_for(live=1)

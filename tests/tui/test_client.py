@@ -62,10 +62,13 @@ def test_readiness() -> None:
         async with ChatClient(url) as client:
             return None if (not_ready := await client.ready()) is None else not_ready.reason
 
+    with running_fake_server() as url:
+        assert asyncio.run(ready(url.removeprefix("http://"))) is None, "http:// is understood"
     with running_fake_server(load_s=600) as url:
         assert asyncio.run(ready(url)) == "it answers 503, 0% of its model is loaded"
-    assert asyncio.run(ready(url)) == "no server answers (ConnectError)"
-    assert asyncio.run(ready("ftp://localhost")) == "no server answers (UnsupportedProtocol)"
+    assert asyncio.run(ready(url)) == "no server answers: All connection attempts failed"
+    with pytest.raises(ConfigError, match="--base-url is ftp://localhost, but must begin with http:// or https://"):
+        asyncio.run(ready("ftp://localhost"))
     with pytest.raises(ConfigError, match="--base-url is http://host:x, but that is no address"):
         asyncio.run(ready("http://host:x"))
 

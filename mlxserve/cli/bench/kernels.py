@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mlxserve.benchmark.kernels import COLUMNS, measure_kernels
+from mlxserve.benchmark.kernels import COLUMNS, measure_kernels, require_gpu
 from mlxserve.benchmark.report import table, write_json
 
 
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_gpu()
     with tqdm(unit="kernel", leave=False) as bar:
         times = measure_kernels(bar.update)
     print(table(times.rows, COLUMNS))
