@@ -20,7 +20,7 @@ from mlxserve.formats.affine import to_bfloat16, to_float32
 from mlxserve.formats.checkpoint import COMPANION_FILES, TEMPLATE_DIRECTORY, Checkpoint, TokenizerDirectory
 from mlxserve.formats.gguf_tokenizer import GGUFTokenizer
 from mlxserve.formats.mlx_writer import write_tensors
-from mlxserve.formats.quantize import quantized
+from mlxserve.formats.quantize import quantized, requantised
 from mlxserve.formats.tensors import AffineTensor, DenseDtype, DenseTensor, HostTensor
 from mlxserve.text import gguf_tokenizer
 
@@ -29,15 +29,23 @@ _CODE_KEYS = ("auto_map", "model_file")  # name Python files, which are not copi
 
 
 def quantize_checkpoint(
-    checkpoint: Checkpoint, out: Path, bits: int, group_size: int, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    out: Path,
+    bits: int,
+    group_size: int,
+    progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> None:
     """Writes ``checkpoint`` to the directory ``out``, which must not exist yet; it appears when it is whole.
+    ``notify`` is told if the weights lose accuracy because they are quantised already.
 
     Raises CheckpointError, also when the group size does not divide a matrix's columns.
     """
     if out.exists():
         raise CheckpointError(f"{out} exists already; name a directory that does not")
     checkpoint = quantized(checkpoint, bits, group_size)
+    if notify is not None and (warning := requantised(checkpoint)) is not None:
+        notify(warning)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:

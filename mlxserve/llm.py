@@ -19,7 +19,7 @@ from mlxserve.engine.core import Engine
 from mlxserve.engine.kv_manager import PagedKVManager
 from mlxserve.errors import ContextLengthExceeded, GenerationFailed
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
-from mlxserve.formats.quantize import quantized
+from mlxserve.formats.quantize import quantized, requantised
 from mlxserve.loader import checkpoint_dtype, load_model
 from mlxserve.models.families import model_spec
 from mlxserve.runner import DeviceRunner, device_thread
@@ -73,6 +73,11 @@ def open_model(model: ModelConfig) -> Checkpoint:
         from mlxserve.hub import Hub  # the hub's library takes half a second to import
 
         checkpoint = Hub().open_model(model.model)
+    return quantized_as_asked(checkpoint, model)
+
+
+def quantized_as_asked(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoint:
+    """The checkpoint as --quant and --group-size say. Raises CheckpointError."""
     if model.quant == "none":
         return checkpoint
     return quantized(checkpoint, 4 if model.quant == "int4" else 8, model.group_size)
@@ -101,6 +106,8 @@ def assemble(
     """Loads a model and builds the engine over it. Raises CheckpointError and ConfigError."""
     checkpoint = open_model(model)
     text = load_text(checkpoint.tokenizer, checkpoint.eos_token_ids)
+    if notify is not None and (warning := requantised(checkpoint)) is not None:
+        notify(warning)
     backend = choose_backend(checkpoint, model, engine, notify)
     device = device_thread()
     loaded = device.submit(load_model, checkpoint, backend, engine.max_model_len, progress).result()

@@ -32,26 +32,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default: $MLXSERVE_MODEL, smollm2-135m)",
     )
     group.add_argument(
-        "--backend", choices=get_args(BackendName), default="auto", help="auto: mlx on Apple Silicon, else torch"
+        "--backend",
+        choices=get_args(BackendName),
+        default="auto",
+        help="auto: mlx on Apple Silicon, else torch (default: auto)",
     )
     group.add_argument(
         "--dtype",
         choices=get_args(DtypeName),
         default="auto",
-        help="of activations and the KV cache; auto: float32 on CPUs, the checkpoint's own on Metal",
+        help="of activations and the KV cache; auto, the default: float32 on CPUs, the checkpoint's own on Metal",
     )
-    group.add_argument(
-        "--cpu-weights",
-        choices=get_args(CpuWeights),
-        default="auto",
-        help="on torch: how 4-bit weights are kept by the C++ operators; float32: exact, without them (auto: measured)",
-    )
-    group.add_argument(
-        "--quant", choices=get_args(Quantization), default="none", help="quantise the weights while loading"
-    )
-    group.add_argument(
-        "--group-size", type=int, default=64, metavar="N", help="columns that share a scale, with --quant (default: 64)"
-    )
+    add_weight_options(group)
     group.add_argument(
         "--attention-backend",
         choices=get_args(AttentionKind),
@@ -66,6 +58,25 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--wired-limit", type=float, metavar="GIB", help="memory that macOS keeps resident (default: macOS decides)"
+    )
+
+
+def add_weight_options(parser: argparse._ActionsContainer) -> None:
+    """How the weights are kept: --cpu-weights, --quant and --group-size."""
+    parser.add_argument(
+        "--cpu-weights",
+        choices=get_args(CpuWeights),
+        default="auto",
+        help="on torch: how 4-bit weights are kept by the C++ operators; float32: exact, without them (auto: measured)",
+    )
+    parser.add_argument(
+        "--quant",
+        choices=get_args(Quantization),
+        default="none",
+        help="quantise the weights while loading (default: none)",
+    )
+    parser.add_argument(
+        "--group-size", type=int, default=64, metavar="N", help="columns that share a scale, with --quant (default: 64)"
     )
 
 
@@ -117,7 +128,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--schedule-policy",
         choices=get_args(SchedulePolicy),
         default=defaults["schedule_policy"],
-        help="fifo, or priority: by the request's priority, with aging",
+        help="fifo, or priority: by the request's priority, with aging (default: fifo)",
     )
 
 

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator
 from typing import get_args
 
-from mlxserve.cli.options import add_engine_options, engine_config
+from mlxserve.cli.options import add_engine_options, add_weight_options, engine_config
 from mlxserve.cli.progress import notice
 from mlxserve.cli.sizes import GIB, KIB, size
 from mlxserve.config import BackendName, DtypeName, EngineConfig, ModelConfig
 from mlxserve.formats.checkpoint import Checkpoint
 from mlxserve.hub import Hub
-from mlxserve.llm import choose_backend
+from mlxserve.llm import choose_backend, quantized_as_asked
 from mlxserve.planning import (
     CHIPS,
     MAC_MEMORY_GIB,
@@ -28,13 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="M", help="as `mlxserve serve --model` takes it")
     parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="on this machine")
     parser.add_argument("--dtype", choices=get_args(DtypeName), default="auto", help="on this machine")
+    add_weight_options(parser)
     add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     engine = engine_config(args)
-    model = ModelConfig(model=args.model, backend=args.backend, dtype=args.dtype)
-    with Hub().outlined(args.model) as checkpoint:
+    model = ModelConfig(
+        model=args.model,
+        backend=args.backend,
+        dtype=args.dtype,
+        cpu_weights=args.cpu_weights,
+        quant=args.quant,
+        group_size=args.group_size,
+    )
+    with Hub().outlined(args.model) as found:
+        checkpoint = quantized_as_asked(found, model)
         backend = choose_backend(checkpoint, model, engine, notice)
         here = footprint(checkpoint, backend, engine)
         print("\n".join(this_machine(checkpoint, here, engine, backend.free_memory())))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mlxserve.cli.progress import tensor_bar
+from mlxserve.cli.progress import notice, tensor_bar
+from mlxserve.cli.sizes import size
 from mlxserve.config import GROUP_SIZES
 from mlxserve.convert import quantize_checkpoint
 from mlxserve.hub import Hub
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     checkpoint = Hub().open_model(args.model)
     with tensor_bar("quantising") as progress:
-        quantize_checkpoint(checkpoint, args.out, _BITS[args.quant], args.group_size, progress)
-    print(f"{checkpoint.name} is written to {args.out}")
+        quantize_checkpoint(checkpoint, args.out, _BITS[args.quant], args.group_size, progress, notice)
+    written = size(sum(path.stat().st_size for path in args.out.glob("*.safetensors")))
+    print(f"{checkpoint.name} is written to {args.out}: {written} of weights")
     return 0

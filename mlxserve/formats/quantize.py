@@ -40,6 +40,12 @@ def quantized(checkpoint: Checkpoint, bits: int, group_size: int) -> Checkpoint:
     return replace(checkpoint, source=QuantizedSource(checkpoint.source, bits, group_size, int(kv_heads)))
 
 
+def requantised(checkpoint: Checkpoint) -> str | None:
+    """One sentence if weights that are quantised already are quantised once more; headers alone are read."""
+    source = checkpoint.source
+    return source.requantised() if isinstance(source, QuantizedSource) else None
+
+
 class QuantizedSource:
     """``source``'s tensors, quantised. Raises CheckpointError at once if the group size does not fit a matrix."""
 
@@ -57,6 +63,14 @@ class QuantizedSource:
     @property
     def quantization(self) -> str:
         return f"int{self._wanted.bits}"
+
+    def requantised(self) -> str | None:
+        for name in self._names:
+            tensor = self._source.outline(name)
+            if isinstance(tensor, AffineTensor) and self._change(name, tensor) is not None:
+                kept = self._source.quantization
+                return f"the weights are {kept} already: quantised again as {self.quantization} they lose accuracy"
+        return None
 
     def names(self) -> Collection[str]:
         return self._source.names()

@@ -101,7 +101,7 @@ class Hub:
         An interrupted transfer continues where it stopped. Raises CheckpointError saying in one sentence why not.
         """
         repository = _required(model)
-        with _explained(repository):
+        with _explained(repository, self.endpoint):
             remote = self._list(repository)
             directory = self._fetch(repository, remote, small_files(remote.files), show_progress)
             weights = weight_files(repository, directory, remote.files)
@@ -118,7 +118,7 @@ class Hub:
             yield self.open_model(model)
             return
         with TemporaryDirectory(prefix="mlxserve-") as directory:
-            with _explained(repository):
+            with _explained(repository, self.endpoint):
                 self._outline(repository, Path(directory))
             yield dataclasses.replace(open_checkpoint(directory), name=repository.name)
 
@@ -266,9 +266,9 @@ def _silent_bar() -> Any:
 
 
 @contextmanager
-def _explained(repository: Repository) -> Iterator[None]:
+def _explained(repository: Repository, endpoint: str | None) -> Iterator[None]:
     """What the client library raises, as one sentence."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     # The library has changed its HTTP client twice; whatever it is, all its failures derive from this class.
     transport: Any = next(base for base in errors.HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
@@ -291,8 +291,11 @@ def _explained(repository: Repository) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise CheckpointError(_of_status(repository, error.response.status_code)) from error
     except (OSError, transport) as error:
-        reason = str(error).strip().splitlines()
-        raise CheckpointError(f"{repository} could not be fetched: {reason[0] if reason else error!r}") from error
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        if isinstance(error, transport):
+            place = endpoint or constants.ENDPOINT
+            reason += f"; can this machine reach {place}? (HF_ENDPOINT names another hub, HTTPS_PROXY a proxy)"
+        raise CheckpointError(f"{repository} could not be fetched: {reason}") from error
 
 
 def _of_status(repository: Repository, status: int) -> str:

@@ -62,6 +62,13 @@ def test_planning_fetches_no_weight(server: FakeHub, capsys: pytest.CaptureFixtu
     assert all(r[2] for r in server.requests if r[0] == "GET" and r[1].endswith(".safetensors"))
 
 
+def test_planning_a_quantised_load(server: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", NAME, "--quant", "int8", "--group-size", "32", "--cpu-weights", "float32"]) == 0
+    out = capsys.readouterr().out
+    assert "quantisation int8, served up to" in out
+    assert all(r[2] for r in server.requests if r[0] == "GET" and r[1].endswith(".safetensors")), "headers alone"
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from mlxserve.errors import CheckpointError
 from mlxserve.formats.affine import dequantize
 from mlxserve.formats.checkpoint import Checkpoint, open_checkpoint
-from mlxserve.formats.quantize import QuantizedSource, quantized
+from mlxserve.formats.quantize import QuantizedSource, quantized, requantised
 from mlxserve.formats.tensors import AffineTensor, DenseTensor
 from tests.formats.gguf_files import Kind, write_llama
 from tests.formats.test_affine_search import plain
@@ -70,6 +70,15 @@ def test_fewer_bits_are_quantised_again_and_more_are_not(tmp_path: Path) -> None
     assert isinstance(eight, AffineTensor)
     assert (four.bits, eight.bits) == (4, 8)
     np.testing.assert_array_equal(dequantize(eight), dequantize(checkpoint.source.read(name)))
+
+
+def test_quantising_once_more_is_said(tmp_path: Path, dense: Checkpoint) -> None:
+    checkpoint = open_checkpoint(str(write_llama(tmp_path / "m.gguf", Kind.Q8_0).path))
+    said = "the weights are q8_0 already: quantised again as int4 they lose accuracy"
+    assert requantised(quantized(checkpoint, 4, 32)) == said
+    assert requantised(quantized(checkpoint, 8, 32)) is None, "passed on as it is"
+    assert requantised(checkpoint) is None
+    assert requantised(quantized(dense, 4, 32)) is None, "it was not quantised before"
 
 
 def test_bfloat16_weights_get_bfloat16_scales(tmp_path: Path) -> None:
