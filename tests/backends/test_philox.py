@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlxserve.backends.mlx.sampler import _gumbel as mlx_gumbel
+from mlxserve.backends.mlx.sampler import gumbel as mlx_gumbel
 from mlxserve.backends.philox import gumbel, key_words, philox
 from mlxserve.backends.sampling import Noise
 
@@ -56,7 +56,8 @@ def test_mlx_draws_the_same_noise(seed: int) -> None:
     want = gumbel(tokens, 1000, 3, *key_words(seed))
     alike = gumbel(tokens, *(np.full(len(tokens), a[0]) for a in n.counter))
     np.testing.assert_array_equal(alike, want)
-    np.testing.assert_allclose(np.array(mlx_gumbel(n, len(tokens)))[0], want, rtol=2e-6, atol=2e-6)
+    counter = [mx.array(a.astype(np.uint64))[:, None] for a in n.counter]
+    np.testing.assert_allclose(np.array(mlx_gumbel(counter, len(tokens)))[0], want, rtol=2e-6, atol=2e-6)
 
 
 def test_the_largest_noise_is_finite_in_float32() -> None:
