@@ -104,10 +104,10 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised_starts_nothing() -> 
     entered, release = threading.Event(), threading.Event()
     encode = api.text.completion_prompt
 
-    def slow(text: str) -> list[int]:
+    def slow(text: str, fits: Callable[[int], None] | None = None) -> list[int]:
         entered.set()
         release.wait(5)
-        return encode(text)
+        return encode(text, fits)
 
     api.text.completion_prompt = slow  # type: ignore[method-assign]
 
@@ -212,9 +212,9 @@ def test_con_01_health_answers_while_a_prompt_is_tokenised() -> None:
     release = threading.Event()
     encode = api.text.completion_prompt
 
-    def slow(text: str) -> list[int]:
+    def slow(text: str, fits: Callable[[int], None] | None = None) -> list[int]:
         release.wait(5)
-        return encode(text)
+        return encode(text, fits)
 
     api.text.completion_prompt = slow  # type: ignore[method-assign]
 

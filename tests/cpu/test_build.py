@@ -121,7 +121,9 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
     def test_by_a_signal(self, sources: Path, tmp_path: Path, slow: str, number: signal.Signals) -> None:
-        script = "import sys; from pathlib import Path; from mlxserve.backends.torch.native.build import build\n"
+        # A shell's background job, which these tests may be, passes SIGINT on as ignored.
+        script = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        script += "import sys; from pathlib import Path; from mlxserve.backends.torch.native.build import build\n"
         script += "build(Path(sys.argv[1]), Path(sys.argv[2]), (sys.argv[3],))"
         command = [sys.executable, "-c", script, str(tmp_path / "cache"), str(sources), slow]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
