@@ -5,6 +5,7 @@ Knows how to run an EngineCore, not how to build one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import queue
@@ -95,14 +96,12 @@ class _Loop:
                 self._channel.send(Deltas(deltas, self._stats() if finished or stale else None))
 
     def _obey(self) -> None:
-        """Does what has been asked for; an idle engine waits for something, and shows that it is alive."""
+        """Does what has been asked for; an idle engine waits for something. Idle or not, and asked or not (whoever
+        watches asks often), it shows that it is alive."""
         if not self._core.has_work():
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._do(self._inbox.get(timeout=HEARTBEAT_S))
-            except queue.Empty:
-                self._channel.send(Beat(self._stats()))
-                return
-        elif time.monotonic() - self._told_stats_s > HEARTBEAT_S:
+        if time.monotonic() - self._told_stats_s > HEARTBEAT_S:
             self._channel.send(Beat(self._stats()))
         while not self._inbox.empty():
             self._do(self._inbox.get())

@@ -15,6 +15,7 @@ import pytest
 from mlxserve.api.metrics import _COUNTERS
 from mlxserve.config import EngineConfig, ModelConfig
 from mlxserve.errors import BadRequest, CheckpointError, EngineUnavailable
+from mlxserve.ipc.child import HEARTBEAT_S
 from mlxserve.ipc.engine import ProcessEngine
 from mlxserve.ipc.totals import COUNTERS
 from mlxserve.types import Request
@@ -115,6 +116,20 @@ def test_a_choice_can_be_cut() -> None:
         assert last.finish_reason == "abort"
         assert last.usage is not None
         assert last.usage.completion_tokens == 5
+
+    with running() as engine:
+        play(scenario)
+
+
+def test_an_idle_engine_that_is_watched_shows_that_it_is_alive() -> None:
+    """Whoever watches asks more often than an idle engine beats."""
+
+    async def scenario() -> None:
+        until = time.monotonic() + 3 * HEARTBEAT_S
+        while time.monotonic() < until:
+            await engine.snapshot()
+            await asyncio.sleep(HEARTBEAT_S / 10)
+        assert engine.stats().last_step_age_s < 2 * HEARTBEAT_S
 
     with running() as engine:
         play(scenario)
